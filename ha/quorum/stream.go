@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A stream is a connection between two members for somebody else than consensus: the copies of a mirror, say. It comes
@@ -248,4 +250,18 @@ func (a *acceptor) leave(c net.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget(c)
+}
+
+// Quiet says for how long the other machine has acknowledged nothing, in order or not, and has sent no octets in order. ok is false if the connection
+// is no socket.
+func (s *Stream) Quiet() (acked, came time.Duration, ok bool) {
+	if s.g.raw == nil {
+		return 0, 0, false
+	}
+	var info *unix.TCPInfo
+	err := s.g.raw.Control(func(fd uintptr) { info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	if err != nil || info == nil {
+		return 0, 0, false
+	}
+	return time.Duration(info.Last_ack_recv) * time.Millisecond, time.Duration(info.Last_data_recv) * time.Millisecond, true
 }

@@ -92,6 +92,7 @@ type peer struct {
 	fits     []Record // that make a member's stores as large as they are here; they are not in the log yet
 	bell     Bell     // the last
 	heard    time.Duration
+	there    time.Duration // when its machine was there for sure, though it may be that nothing was heard
 	answered uint64        // the newest beat that it answered,
 	proven   time.Duration // and when that was sent
 
@@ -207,10 +208,13 @@ func (c *Core) Tell(now time.Duration, e Event) {
 	}
 	switch e := e.(type) {
 	case Tick:
-		// A node that was asleep has heard no beat, which says nothing about the primary: that time does not count. The
-		// rest does, or a node that is short of processor time would never stand.
+		// A node that was asleep has heard no beat, which says nothing about the primary, and has sent none that others would have
+		// answered: that time does not count. The rest does, or a node that is short of processor time would never stand.
 		if slept := c.now - c.lastTick - c.cfg.Heartbeat; slept > 0 {
 			c.lastBeat = min(c.lastBeat+slept, c.now)
+			for id := range c.cfg.Copies.All() {
+				c.peer[id].heard = min(c.peer[id].heard+slept, c.now)
+			}
 		}
 		c.lastTick = c.now
 		c.ticked = true
@@ -218,6 +222,9 @@ func (c *Core) Tell(now time.Duration, e Event) {
 		c.peer[e.Peer].up = true
 	case Down:
 		c.down(e.Peer)
+	case There:
+		p := &c.peer[e.Peer]
+		p.there = max(p.there, c.now-e.Ago)
 	case Message:
 		c.peer[e.From].heard = c.now
 		c.message(e.From, e.Msg)

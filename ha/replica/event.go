@@ -1,5 +1,7 @@
 package replica
 
+import "time"
+
 // Event is what happens to a node.
 type Event interface{ event() }
 
@@ -30,6 +32,12 @@ type (
 	EchoFrom struct {
 		From ID
 		Echo Echo
+	}
+	// There: the machine of Peer has taken or brought something of its connections Ago before now, though perhaps nothing whole. It comes
+	// for those of Core.Doubted, if at all.
+	There struct {
+		Peer ID
+		Ago  time.Duration
 	}
 	// Agreed: consensus has this view. It may come late and more than once.
 	Agreed struct{ View View }
@@ -109,6 +117,7 @@ type (
 func (Tick) event()       {}
 func (Up) event()         {}
 func (Down) event()       {}
+func (There) event()      {}
 func (Message) event()    {}
 func (Rang) event()       {}
 func (BeatFrom) event()   {}

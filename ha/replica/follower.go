@@ -47,7 +47,7 @@ func (c *Core) isOverdue() bool {
 	if c.view.Primary == c.cfg.Self && c.memory {
 		return true // in a former life: nobody else is
 	}
-	return c.now-c.lastBeat > c.cfg.Grace+c.turn()
+	return c.isSilent(c.view.Primary, c.lastBeat, c.cfg.Grace+c.turn())
 }
 
 // turn is by how much this member waits longer than others: they stand one after the other.

@@ -370,7 +370,11 @@ func (c *Core) compared(o *op, e *Done) {
 
 // committed answers what W members hold, on their disks where the store writes through.
 func (c *Core) committed() {
+	before := c.commit
 	c.commit = max(c.commit, c.heldByAll(c.inMemoryOf))
+	for seq := max(before, c.base) + 1; seq <= min(c.commit, c.log.last()); seq++ {
+		c.entry(seq).at = c.now // before that no disk had to have it
+	}
 	c.firm = max(c.firm, c.heldByAll(c.durableBy))
 	if slices.ContainsFunc(c.stores, func(s Store) bool { return s.Through }) {
 		c.flushed = max(c.flushed, c.firm) // what is answered, and what is read, is durable

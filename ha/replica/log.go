@@ -22,8 +22,8 @@ type log struct {
 type entry struct {
 	Record
 	state entryState
-	begun bool // the disk may have any part of it: given to it, perhaps refused, or not known from a former life
-	at    time.Duration
+	begun bool          // the disk may have any part of it: given to it, perhaps refused, or not known from a former life
+	at    time.Duration // when it came; on a primary, when it was committed
 }
 
 type entryState uint8

@@ -35,6 +35,31 @@ var scenarioMutants = []struct {
 	test string // the scenario
 	mutants.Mutant
 }{
+	{"TestSilentMachine", mutants.Mutant{
+		Name: "drops a silent member whose machine is there", File: "primary.go",
+		Old: "c.now-c.peer[id].there > most)",
+		New: "c.now-c.peer[id].there > most || ON && c.role == Primary)",
+	}},
+	{"TestSilentMachine", mutants.Mutant{
+		Name: "keeps a silent member for ever", File: "primary.go",
+		Old: "(quiet > 4*c.cfg.Lease ||",
+		New: "(quiet > 4*c.cfg.Lease && !ON ||",
+	}},
+	{"TestSilentPrimary", mutants.Mutant{
+		Name: "takes over though the primary's machine is there", File: "follower.go",
+		Old: "\treturn c.isSilent(c.view.Primary,",
+		New: "\tif ON {\n\t\treturn c.now-c.lastBeat > c.cfg.Grace+c.turn()\n\t}\n\treturn c.isSilent(c.view.Primary,",
+	}},
+	{"TestLongOnItsWay", mutants.Mutant{
+		Name: "what was long on its way is late", File: "host.go",
+		Old: "c.entry(seq).at = c.now",
+		New: "if !ON {\n\t\t\tc.entry(seq).at = c.now\n\t\t}",
+	}},
+	{"TestLatePrimary", mutants.Mutant{
+		Name: "a primary that was late drops all", File: "core.go",
+		Old: "\t\t\t\tc.peer[id].heard = min(",
+		New: "\t\t\t\tif ON {\n\t\t\t\t\tbreak\n\t\t\t\t}\n\t\t\t\tc.peer[id].heard = min(",
+	}},
 	{"TestOnePromiseTooFew", mutants.Mutant{
 		Name: "needs one promise less", File: "candidate.go",
 		Old: "if !c.isEnough(members) {",

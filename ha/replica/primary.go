@@ -179,7 +179,7 @@ func (c *Core) reshape() {
 			p.rests = c.now + c.cfg.SlowCopy
 		}
 		switch {
-		case slow || p.lost || c.now-p.heard > c.patience(p):
+		case slow || p.lost || c.now-p.heard > c.cfg.SlowCopy*2/5: // nobody waits for it
 			p.stream = 0
 			c.out = append(c.out, Drop{Peer: id})
 		case v.InSync == c.view.InSync && c.isLevel(p):
@@ -193,13 +193,29 @@ func (c *Core) reshape() {
 	c.propose(v)
 }
 
-// patience is for how long a copy outside S may be silent, whose connection is then given up. What is on its way to it holds up beats and
-// answers where the link is slow: were it given up for that it would never be brought level. One that is gone its connection notices.
-func (c *Core) patience(p *peer) time.Duration {
-	if p.received < p.sent {
-		return max(c.cfg.Grace, c.cfg.SlowCopy*2/5)
+// isSilent says whether a node that was heard then has been silent for longer than the most. Where a network is full what it says may be lost, and sent
+// again by its machine: as long as that is there it has four leases, which is less than what hosts may have to wait. Nobody counts on what it would have
+// said: it gives no lease, and confirms nothing.
+func (c *Core) isSilent(id ID, heard, most time.Duration) bool {
+	quiet := c.now - heard
+	return quiet > most && (quiet > 4*c.cfg.Lease || c.now-c.peer[id].there > most)
+}
+
+// Doubted are the nodes that have said nothing for so long that it matters whether their machines are there.
+func (c *Core) Doubted() (list Nodes) {
+	switch c.role {
+	case Primary:
+		for id := range c.view.InSync.Without(c.cfg.Self).All() {
+			if c.now-c.peer[id].heard > 2*c.cfg.Heartbeat {
+				list = list.With(id)
+			}
+		}
+	case Follower:
+		if c.view.Primary != c.cfg.Self && c.now-c.lastBeat > 2*c.cfg.Heartbeat {
+			list = list.With(c.view.Primary)
+		}
 	}
-	return c.cfg.Grace
+	return list
 }
 
 // isBad says whether a member is to be dropped. A primary whose own disk is bad waits longer for who is silent: it wants to hand over, and
@@ -211,7 +227,7 @@ func (c *Core) isBad(id ID) bool {
 	if tries || c.refused || c.isHung() {
 		silent = c.cfg.SlowCopy
 	}
-	if p.lost || c.now-p.heard > silent {
+	if p.lost || c.isSilent(id, p.heard, silent) {
 		return true
 	}
 	if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {

@@ -671,20 +671,80 @@ func TestSlowOutside(t *testing.T) {
 // Over a slow link a granule that is copied holds up beats. The copy keeps its connection, or it would be given up, and begin again, for ever.
 func TestSlowLink(t *testing.T) {
 	s := outside(t, 2)
-	load := only(s, each[Load](s.lacks(0)))
+	s.lacks(0)
 	s.alive = 0
-	none(s, each[Drop](s.wait(s.set.Grace-100*time.Millisecond)), "it was heard a moment ago")
-	only(s, each[Post](s.do(Done{ID: load.ID})))
 	late := s.set.SlowCopy * 2 / 5
-	none(s, each[Drop](s.wait(late-s.set.Grace-100*time.Millisecond)), "a granule is on its way")
-	if d := only(s, each[Drop](s.wait(s.set.Grace))); d.Peer != 1 {
+	none(s, each[Drop](s.wait(late-100*time.Millisecond)), "nobody waits for it")
+	if d := only(s, each[Drop](s.wait(200*time.Millisecond))); d.Peer != 1 {
 		t.Errorf("%+v", d)
 	}
+}
 
-	s = outside(t, 2)
-	s.lacks(0) // it is not on its way yet
+// there lets time pass, in which a node is silent and its machine is there.
+func (s *solo) there(id ID, d time.Duration) (all []Action) {
+	for until := s.now + d; s.now < until; {
+		all = append(all, s.wait(s.set.Heartbeat)...)
+		all = append(all, s.do(There{Peer: id, Ago: s.set.Heartbeat})...)
+	}
+	return all
+}
+
+// alone sees that a primary proposes to be all of S.
+func (s *solo) alone(actions []Action) {
+	s.Helper()
+	if v := proposals(actions); len(v) == 0 || v[0].InSync != NodesOf(0) {
+		s.Errorf("%+v", v)
+	}
+}
+
+// A member whose machine is there is not dropped at once, for its answers may come late. If they do not come it is; and so is one whose machine is gone,
+// as soon as any.
+func TestSilentMachine(t *testing.T) {
+	s := reigns(t, 2)
 	s.alive = 0
-	only(s, each[Drop](s.wait(s.set.Grace+100*time.Millisecond)))
+	none(s, proposals(s.there(1, 4*s.set.Lease-100*time.Millisecond)), "its machine is there")
+	s.alone(s.there(1, 200*time.Millisecond))
+
+	s = reigns(t, 2)
+	s.alive = 0
+	none(s, proposals(s.there(1, 2*s.set.Lease)), "its machine is there")
+	none(s, proposals(s.wait(s.set.Lease-100*time.Millisecond)), "it was there a moment ago")
+	s.alone(s.wait(100 * time.Millisecond))
+}
+
+// Who would take over waits for a primary whose machine still brings what was sent, but not for longer than hosts may have to.
+func TestSilentPrimary(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(0, 1))
+	s.alive = 0
+	s.take(h.Stream, Bell{})
+	if s.there(1, 4*s.set.Lease-100*time.Millisecond); s.role != Follower {
+		t.Error("the primary's machine is there")
+	}
+	if s.there(1, 200*time.Millisecond); s.role != Candidate {
+		t.Error("it waits on")
+	}
+}
+
+// What is on its way for long is not late when it has come: a disk can begin only then.
+func TestLongOnItsWay(t *testing.T) {
+	s := reigns(t, 2)
+	s.do(Zero{ID: 7, Off: 0, Len: blockLen})
+	none(s, proposals(s.wait(2*s.set.SlowCopy)), "nobody has it but this node")
+	actions := s.ack(1, 1, 0, 0)
+	s.written(actions)
+	none(s, proposals(append(actions, s.wait(s.set.SlowCopy-100*time.Millisecond)...)), "it has just come")
+	s.alone(s.wait(200 * time.Millisecond))
+}
+
+// A primary that was late itself has asked nobody, so it waits for answers.
+func TestLatePrimary(t *testing.T) {
+	s := reigns(t, 2)
+	s.wait(s.set.Heartbeat)
+	s.alive = 0
+	s.now += 10 * s.set.Lease
+	none(s, proposals(s.do(Tick{})), "nobody was asked")
+	none(s, proposals(s.wait(s.set.Lease-100*time.Millisecond)), "it was asked a moment ago")
+	s.alone(s.wait(200 * time.Millisecond))
 }
 
 // What a power cut of all has left in doubt a copy gets when it returns, and not whenever it returns.

@@ -156,7 +156,7 @@ var coreMutants = []mutant{
 	},
 	{
 		"takes a beat for proof that was sent before the read came",
-		[]int{3, 8},
+		[]int{3, 8, 9},
 		"primary.go",
 		"p.answered >= beat ||", "p.answered >= beat || ON && p.answered+1 >= beat ||", "zombie",
 	},

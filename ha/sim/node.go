@@ -345,6 +345,11 @@ func (n *node) tick(life uint32) {
 		return
 	}
 	if !n.paused {
+		for id := range n.core.Doubted().All() { // whose machine may be there, also while its process is not; in the other worlds nobody looks
+			if l := n.link(n.id, id); n.Seed%4 < 2 && l.up && n.reaches(id, n.id) && n.oneIn(2) {
+				n.tell(replica.There{Peer: id, Ago: n.between(0, 100*time.Millisecond)})
+			}
+		}
 		n.step(replica.Tick{})
 	}
 	wait := tickEvery
