@@ -28,11 +28,16 @@ func (m *meter) Write(b []byte) (int, error) {
 // intruder is a connection with node b as the node a would have one.
 func (l *lab) intruder(a, b *node) *meter {
 	l.t.Helper()
+	return l.intruderOf(greetingMagic, a, b)
+}
+
+func (l *lab) intruderOf(magic uint64, a, b *node) *meter {
+	l.t.Helper()
 	c, err := l.dial(context.Background(), a.id, b.id)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	g := greeting{greetingMagic, b.mirror.sameness, a.id, b.id}
+	g := greeting{magic, b.mirror.sameness, a.id, b.id}
 	if _, err := c.Write(appendFrame(nil, new(coder), frameGreeting, 0, func(c *coder) { c.greeting(&g) })); err != nil {
 		l.t.Fatal(err)
 	}

@@ -113,10 +113,10 @@ func (c *conn) sendNow() bool {
 		return true
 	}
 	p := &c.parcel
-	n := int64(len(c.beats)) + p.bytes
+	n := int64(len(c.first)) + p.bytes
 	// What is said between two Writes, and the beats before them, leave by themselves.
 	works := len(p.runs) + len(p.marks) + 1
-	if c.writing || n == 0 || n > maxTry || !c.link.HasRoom(works, int(n), len(c.beats)+len(p.frames)) {
+	if c.writing || n == 0 || n > maxTry || !c.link.HasRoom(works, int(n), len(c.first)+len(p.frames)) {
 		return false
 	}
 	if err := p.sendOn(c.link, c.ownBeats, c.m.silence()); err != nil {
@@ -159,10 +159,10 @@ func (c *conn) writeOn() {
 			c.mu.Lock()
 			p, c.parcel = c.parcel, p
 			if isIdle {
-				c.beats = appendFrame(c.beats, &c.enc, frameIdle, 0, nil)
+				c.first = appendFrame(c.first, &c.enc, frameIdle, 0, nil)
 				isIdle = false
 			}
-			c.writing = len(c.beats) > 0 || p.bytes > 0
+			c.writing = len(c.first) > 0 || p.bytes > 0
 			over := !c.writing
 			c.mu.Unlock()
 			if over {
@@ -180,14 +180,14 @@ func (c *conn) writeOn() {
 func (c *conn) newBeats() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.said, c.beats = c.beats, kept(c.said)
+	c.said, c.first = c.first, kept(c.said)
 	return c.said
 }
 
 // ownBeats is newBeats for who holds the lock.
 func (c *conn) ownBeats() []byte {
-	b := c.beats
-	c.beats = kept(b)
+	b := c.first
+	c.first = kept(b)
 	return b
 }
 

@@ -93,7 +93,10 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 		m.goOn()
 		m.taken, m.unflushed = items, false
 		m.publish()
-		for _, c := range m.conns {
+		for id, c := range m.conns {
+			if p := m.pulses[id]; p != nil {
+				p.flush(frames <= 1 && m.tasks.len() <= 1)
+			}
 			if c != nil {
 				c.flush(frames <= 1 && m.tasks.len() <= 1)
 			}
@@ -298,6 +301,7 @@ func (m *Mirror) happened(e replica.Event) {
 		m.enterOn()
 		m.letGo()
 		m.growOn()
+		m.lookFor()
 	case replica.Agreed:
 		m.viewed = e.View
 		m.enter(e.View)

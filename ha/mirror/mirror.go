@@ -125,6 +125,7 @@ type Mirror struct {
 	arena      []byte
 	shared     *fabric.Arena // arena, for nodes of the fabric; nil: there is none
 	conns      [16]*conn
+	pulses     [16]*conn     // of beats, beside conns; nil: those take them
 	next       [16]*conn     // connections that take the place of others when these have ended
 	grants     [16]uint64    // who may write into the arena, as which stream
 	granted    replica.ID    // whose queue pair may
@@ -318,7 +319,7 @@ func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	}
 	for id := range m.cfg.Copies.All() { // the connections that are for this node to make
 		if id > m.cfg.Self {
-			m.wg.Go(func() { m.dialOn(id) })
+			m.wg.Go(func() { m.dialOn(m.ctx, id, false) })
 		}
 	}
 }
@@ -438,11 +439,7 @@ func (m *Mirror) Retire() {
 		m.retired = true
 		m.refuseAll()
 		m.core = nil
-		for _, c := range m.conns {
-			if c != nil {
-				c.close()
-			}
-		}
+		m.closeConns()
 	}})
 }
 
@@ -453,11 +450,7 @@ func (m *Mirror) stop() {
 	m.push(item{call: func() {
 		m.closing = true
 		m.refuseAll()
-		for _, c := range m.conns {
-			if c != nil {
-				c.close()
-			}
-		}
+		m.closeConns()
 		close(stopped)
 	}})
 	<-stopped
@@ -474,6 +467,16 @@ func (m *Mirror) stop() {
 	}
 	if err := m.freeArena(); err != nil {
 		m.opts.Log.Error("memory of a mirror stays with its device", "why", err)
+	}
+}
+
+func (m *Mirror) closeConns() {
+	for _, list := range [...]*[16]*conn{&m.conns, &m.pulses} {
+		for _, c := range list {
+			if c != nil {
+				c.close()
+			}
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ const (
 type conn struct {
 	m     *Mirror
 	peer  replica.ID
+	beats bool // nothing else
 	c     net.Conn
 	wake  chan struct{} // a token: there is something to write
 	taken chan struct{} // a token: the core has taken a frame
@@ -58,7 +59,7 @@ type conn struct {
 	queue    queue
 	parcel   parcel // in the place of queue, over a link
 	unlinked bool   // the link is freed, or about to be
-	beats    []byte // overtake frames
+	first    []byte // beats: they overtake frames
 	said     []byte // beats that are being sent over a link; of the connection's goroutine
 	writing  bool   // the connection's goroutine has something to write
 	left     bool   // a part of what the owner of the core has written
@@ -157,8 +158,8 @@ func (c *conn) send(kind frameKind, head func(c *coder), n int, data func(b []by
 // sendBeat queues a frame that overtakes others.
 func (c *conn) sendBeat(kind frameKind, head func(c *coder)) {
 	c.mu.Lock()
-	c.beats = appendFrame(c.beats, &c.enc, kind, 0, head)
-	full := len(c.beats) > maxBeats
+	c.first = appendFrame(c.first, &c.enc, kind, 0, head)
+	full := len(c.first) > maxBeats
 	c.mu.Unlock()
 	c.ready(full)
 }
@@ -194,20 +195,20 @@ func (c *conn) writeNow() bool {
 	if c.link != nil {
 		return c.sendNow()
 	}
-	n := int64(len(c.beats)) + c.queue.bytes
+	n := int64(len(c.first)) + c.queue.bytes
 	if c.try == nil || c.writing || n == 0 || n > maxTry {
 		return false
 	}
 	b := c.queue.pop()
 	invariant.Check(c.queue.bytes == 0, "mirror: frames are left in the queue of a connection")
-	if len(c.beats) > 0 { // one write
-		c.beats = append(c.beats, b...)
+	if len(c.first) > 0 { // one write
+		c.first = append(c.first, b...)
 		c.queue.release(b)
-		b = c.beats
+		b = c.first
 	}
 	all, err := c.try.TryWrite(b)
-	if len(c.beats) > 0 {
-		c.beats = kept(c.beats)
+	if len(c.first) > 0 {
+		c.first = kept(c.first)
 	} else {
 		c.queue.release(b)
 	}
@@ -245,7 +246,7 @@ func (c *conn) write() {
 		}
 		for {
 			c.mu.Lock()
-			beats, c.beats = c.beats, kept(beats)
+			beats, c.first = c.first, kept(beats)
 			c.queue.release(frames)
 			frames = c.queue.pop()
 			left := c.left
@@ -260,8 +261,8 @@ func (c *conn) write() {
 				beats = append(beats, frames...)
 				frames = frames[:0]
 			}
-			set = renew(set, c.m.silence(), c.c.SetWriteDeadline)
 			if left {
+				set = renew(set, c.m.silence(), c.c.SetWriteDeadline)
 				if err := c.try.Flush(); err != nil {
 					return
 				}
@@ -270,11 +271,13 @@ func (c *conn) write() {
 				break
 			}
 			for _, b := range [...][]byte{beats, frames} {
-				if len(b) == 0 {
-					continue
-				}
-				if _, err := c.c.Write(b); err != nil {
-					return
+				for len(b) > 0 {
+					set = renew(set, c.m.silence(), c.c.SetWriteDeadline) // over a slow link a frame may take longer
+					n, err := c.c.Write(b[:min(len(b), maxTry)])
+					if err != nil {
+						return
+					}
+					b = b[n:]
 				}
 			}
 		}
@@ -291,6 +294,17 @@ func renew(set time.Time, within time.Duration, f func(time.Time) error) time.Ti
 	return now
 }
 
+// patient reads from a connection that ends when it has brought nothing for too long. A frame may take longer than that.
+type patient struct {
+	c   *conn
+	set time.Time // the deadline
+}
+
+func (p *patient) Read(b []byte) (int, error) {
+	p.set = renew(p.set, p.c.m.silence(), p.c.c.SetReadDeadline)
+	return p.c.c.Read(b)
+}
+
 // kept returns a buffer that is empty, and used again if it is not a long one.
 func kept(b []byte) []byte {
 	if cap(b) > maxKept {
@@ -302,17 +316,16 @@ func kept(b []byte) []byte {
 // read gives the mirror what comes, until the connection ends.
 func (c *conn) read() error {
 	defer c.close()
-	r, dataMax := bufio.NewReaderSize(c.c, readsAtOnce), c.m.cfg.Heap
+	r, headMax, dataMax := bufio.NewReaderSize(&patient{c: c}, readsAtOnce), c.m.maxHead(), c.m.cfg.Heap
 	if c.link != nil {
 		r, dataMax = bufio.NewReaderSize(c.link, readsAtOnce), 0
 	}
-	var set time.Time // the deadline
+	if c.beats {
+		headMax, dataMax = beatHeadMax, 0
+	}
 	for {
-		if c.link == nil {
-			set = renew(set, c.m.silence(), c.c.SetReadDeadline)
-		}
 		f := c.vacant()
-		head, data, err := f.readPrefix(r, c.m.maxHead(), dataMax)
+		head, data, err := f.readPrefix(r, headMax, dataMax)
 		if err == nil {
 			err = c.room(f, head+data)
 		}
@@ -321,6 +334,9 @@ func (c *conn) read() error {
 		}
 		if err == nil && f.kind == frameGreeting {
 			err = errors.New("a second greeting came")
+		}
+		if err == nil && c.beats && f.kind != frameBeat && f.kind != frameEcho && f.kind != frameIdle {
+			err = fmt.Errorf("a frame of kind %d came where only beats go", f.kind)
 		}
 		if err == nil {
 			err = c.m.check(f, c.link != nil)
@@ -415,7 +431,7 @@ func (c *conn) serve() {
 		}
 	}
 	c.m.push(item{conn: c, down: true})
-	if c.m.ctx.Err() == nil {
+	if c.m.ctx.Err() == nil && !c.beats { // without it they go with the rest
 		c.m.logSome(&c.m.ends, slog.LevelInfo, "a connection of a mirror has ended", slog.Any("with", c.peer), slog.Any("why", err))
 	}
 }
@@ -438,16 +454,19 @@ func (m *Mirror) logSome(g *loglimit.Gate, level slog.Level, text string, attrs 
 }
 
 // greetingTo is what this node says first.
-func (m *Mirror) greetingTo(to replica.ID) []byte {
+func (m *Mirror) greetingTo(to replica.ID, beats bool) []byte {
 	g := greeting{greetingMagic, m.sameness, m.cfg.Self, to}
-	if m.opts.Fabric != nil {
+	switch {
+	case beats:
+		g.magic = greetingMagicBeats
+	case m.opts.Fabric != nil:
 		g.magic = greetingMagicFabric
 	}
 	return appendFrame(nil, new(coder), frameGreeting, 0, func(c *coder) { c.greeting(&g) })
 }
 
-// greeted reads the other one's greeting. links: both have a fabric.
-func (m *Mirror) greeted(c net.Conn) (from replica.ID, links bool, err error) {
+// greeted reads the other one's greeting. links: both have a fabric. beats: nothing else is to go over the connection.
+func (m *Mirror) greeted(c net.Conn) (from replica.ID, links, beats bool, err error) {
 	var f received
 	head, data, err := f.readPrefix(c, greetingLen, 0)
 	if err == nil {
@@ -456,62 +475,65 @@ func (m *Mirror) greeted(c net.Conn) (from replica.ID, links bool, err error) {
 	g := &f.greeting
 	switch {
 	case err != nil:
-		return 0, false, err
-	case f.kind != frameGreeting || g.magic != greetingMagic && g.magic != greetingMagicFabric:
-		return 0, false, errors.New("it does not speak as a mirror of this version does")
+		return 0, false, false, err
+	case f.kind != frameGreeting || g.magic != greetingMagic && g.magic != greetingMagicFabric && g.magic != greetingMagicBeats:
+		return 0, false, false, errors.New("it does not speak as a mirror of this version does")
 	case g.mirror != m.sameness && !slices.Contains(m.alike, g.mirror):
-		return 0, false, fmt.Errorf("node %d has another configuration of the mirror %s: sizes, copies and times have to be the same on all nodes", g.from, m.opts.Name)
+		return 0, false, false, fmt.Errorf("node %d has another configuration of the mirror %s: sizes, copies and times have to be the same on all nodes", g.from, m.opts.Name)
 	case g.to != m.cfg.Self || g.from == m.cfg.Self || !m.cfg.Copies.Has(g.from):
-		return 0, false, fmt.Errorf("it is node %d and takes this one for node %d, which is node %d", g.from, g.to, m.cfg.Self)
+		return 0, false, false, fmt.Errorf("it is node %d and takes this one for node %d, which is node %d", g.from, g.to, m.cfg.Self)
+	case g.magic == greetingMagicBeats:
+		return g.from, false, true, nil
 	}
 	has := g.magic == greetingMagicFabric
 	if has != (m.opts.Fabric != nil) {
 		m.logSome(&m.mixed, slog.LevelWarn, "two nodes of a mirror have different transports, and what goes between them is encrypted and goes over TCP: let cluster.transport be the same on all nodes, and restart them",
 			slog.Any("node", g.from))
 	}
-	return g.from, has && m.opts.Fabric != nil, nil
+	return g.from, has && m.opts.Fabric != nil, false, nil
 }
 
-// dialOn keeps a connection with a node of a higher number.
-func (m *Mirror) dialOn(peer replica.ID) {
+// dialOn keeps a connection with a node of a higher number, while ctx lasts.
+func (m *Mirror) dialOn(ctx context.Context, peer replica.ID, beats bool) {
 	wait := dialAgain
-	for m.ctx.Err() == nil {
+	for ctx.Err() == nil {
 		began := time.Now()
-		if err := m.dial(peer); err != nil {
-			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "why", err)
+		if err := m.dial(ctx, peer, beats); err != nil {
+			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "beats", beats, "why", err)
 		}
 		if wait *= 2; time.Since(began) > dialAgainMost {
 			wait = dialAgain
 		}
 		wait = min(wait, dialAgainMost)
 		select {
-		case <-m.ctx.Done():
+		case <-ctx.Done():
 		case <-time.After(wait):
 		}
 	}
 }
 
-func (m *Mirror) dial(peer replica.ID) error {
-	ctx, cancel := context.WithTimeout(m.ctx, greetWithin)
+func (m *Mirror) dial(while context.Context, peer replica.ID, beats bool) error {
+	ctx, cancel := context.WithTimeout(while, greetWithin)
 	defer cancel()
 	c, err := m.opts.Dial(ctx, peer)
 	if err != nil {
 		return err
 	}
 	conn := newConn(m, peer, c)
-	stop := context.AfterFunc(m.ctx, conn.close)
+	conn.beats = beats
+	stop := context.AfterFunc(while, conn.close)
 	defer stop()
 	defer conn.close()
 	_ = c.SetDeadline(time.Now().Add(greetWithin))
-	if _, err := c.Write(m.greetingTo(peer)); err != nil {
+	if _, err := c.Write(m.greetingTo(peer, beats)); err != nil {
 		return err
 	}
-	from, links, err := m.greeted(c)
+	from, links, same, err := m.greeted(c)
 	if err != nil {
 		return err
 	}
-	if from != peer {
-		return fmt.Errorf("node %d answers in the place of node %d", from, peer)
+	if from != peer || same != beats {
+		return fmt.Errorf("node %d answers in the place of node %d, or takes beats for data", from, peer)
 	}
 	if links {
 		l, err := m.join(ctx, c)
@@ -522,6 +544,13 @@ func (m *Mirror) dial(peer replica.ID) error {
 		conn.use(l)
 	}
 	_ = c.SetDeadline(time.Time{})
+	if !beats {
+		with, cancel := context.WithCancel(while)
+		var wg sync.WaitGroup
+		wg.Go(func() { m.dialOn(with, peer, true) })
+		defer wg.Wait()
+		defer cancel()
+	}
 	conn.serve()
 	return nil
 }
@@ -563,13 +592,13 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 	defer stop()
 	defer conn.close()
 	_ = c.SetDeadline(time.Now().Add(greetWithin))
-	from, links, err := m.greeted(c)
+	from, links, beats, err := m.greeted(c)
 	greeted()
 	if err == nil && from > m.cfg.Self {
 		err = fmt.Errorf("node %d makes a connection, which is for this one to make", from)
 	}
 	if err == nil {
-		_, err = c.Write(m.greetingTo(from))
+		_, err = c.Write(m.greetingTo(from, beats))
 	}
 	if err == nil && links {
 		ctx, cancel := context.WithTimeout(m.ctx, greetWithin)
@@ -583,7 +612,7 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 		m.logSome(&m.refusals, slog.LevelWarn, "a connection to a mirror was refused", slog.Any("from", c.RemoteAddr()), slog.Any("why", err))
 		return
 	}
-	conn.peer = from
+	conn.peer, conn.beats = from, beats
 	_ = c.SetDeadline(time.Time{})
 	conn.serve()
 }

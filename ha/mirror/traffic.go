@@ -25,11 +25,11 @@ func (m *Mirror) do(a replica.Action) {
 			c.send(kind, head, 0, nil)
 		}
 	case *replica.SendBeat:
-		if c := m.conns[a.To]; c != nil {
+		if c := m.pulse(a.To); c != nil {
 			c.beat, c.beaten, c.queued = a.Beat, true, true
 		}
 	case *replica.SendEcho:
-		if c := m.conns[a.To]; c != nil {
+		if c := m.pulse(a.To); c != nil {
 			c.sendBeat(frameEcho, func(c *coder) { c.echo(&a.Echo) })
 		}
 	case replica.Grant:
@@ -145,6 +145,10 @@ func (m *Mirror) connected(c *conn) {
 		c.close()
 		return
 	}
+	if c.beats {
+		m.pulsed(c)
+		return
+	}
 	if old := m.conns[c.peer]; old != nil {
 		old.close()
 		if old.link != nil { // until it has ended it may place what was pulled
@@ -162,6 +166,10 @@ func (m *Mirror) connected(c *conn) {
 }
 
 func (m *Mirror) disconnected(c *conn) {
+	if m.pulses[c.peer] == c {
+		m.pulses[c.peer] = nil
+		return
+	}
 	if m.next[c.peer] == c {
 		m.next[c.peer] = nil
 		return
@@ -170,6 +178,9 @@ func (m *Mirror) disconnected(c *conn) {
 		return
 	}
 	m.conns[c.peer] = nil
+	if p := m.pulses[c.peer]; p != nil { // beats of a node that gets no data would keep it in sync
+		p.close()
+	}
 	m.cut(c.peer)
 	for id, p := range m.pulls {
 		if p.from == c.peer {
@@ -186,7 +197,7 @@ func (m *Mirror) disconnected(c *conn) {
 
 // arrived takes a frame.
 func (m *Mirror) arrived(c *conn, f *received) {
-	if m.conns[c.peer] != c || m.closing {
+	if m.conns[c.peer] != c && (m.pulses[c.peer] != c || m.conns[c.peer] == nil) || m.closing {
 		return // of a connection that is over
 	}
 	switch f.kind {

@@ -228,7 +228,9 @@ const (
 	greetingMagic = 0x6f6e6573686f7401 // "oneshot", version 1
 	// greetingMagicFabric says besides that the node has a fabric. If the other one has one, too, queue pairs take what follows.
 	greetingMagicFabric = 0x6f6e6573686f7402
-	greetingLen         = 8 + 8 + 1 + 1 // all that is taken of who has not said who it is
+	// greetingMagicBeats begins a connection that has nothing but beats and their answers: see pulse.go.
+	greetingMagicBeats = 0x6f6e6573686f7403
+	greetingLen        = 8 + 8 + 1 + 1 // all that is taken of who has not said who it is
 )
 
 func (c *coder) greeting(g *greeting) {

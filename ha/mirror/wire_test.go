@@ -140,7 +140,7 @@ func TestGreetingIsBounded(t *testing.T) {
 		_, _ = there.Write(frame[:prefixLen]) // the rest never comes
 		_ = there.Close()
 	}()
-	if _, _, err := new(Mirror).greeted(here); err == nil || !strings.Contains(err.Error(), "are allowed") {
+	if _, _, _, err := new(Mirror).greeted(here); err == nil || !strings.Contains(err.Error(), "are allowed") {
 		t.Errorf("a head of %d bytes: %v", greetingLen+1, err)
 	}
 }
