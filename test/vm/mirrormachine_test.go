@@ -447,8 +447,8 @@ func TestMirrorMachine(t *testing.T) {
 	m.row("clock rates", func() {
 		for _, percent := range []string{"10", "-10"} {
 			m.undisturbed(func() { a.guest.run(m.t, "@rate", percent) })
-			m.restarts()
 		}
+		m.restarts()
 		a.guest.run(m.t, "@rate", "0")
 	})
 	m.row("no memory", func() {
