@@ -72,3 +72,32 @@ func TestOnlyBeats(t *testing.T) {
 		l.level(a)
 	})
 }
+
+// TestLevelInParts: connections end before a copy can be brought level over any one of them. What it got over each counts.
+func TestLevelInParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		var rate atomic.Int64
+		rate.Store(1 << 30)
+		l.accepted = func(c net.Conn) net.Conn { return &narrow{c, &rate} }
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		b.kill()
+		for i := range int64(testSize >> 20) {
+			l.write(a, i<<20, bytesOf(1<<20, byte(i)))
+		}
+		rate.Store(256 << 10)
+		b.start()
+		for range 4 { // 4 MiB take 16 s
+			time.Sleep(12 * time.Second)
+			if a.mirror.State().View.InSync.Len() == 2 {
+				return
+			}
+			l.setCut(a.id, b.id, true)
+			l.setCut(a.id, b.id, false)
+		}
+		s, _ := a.mirror.Status()
+		t.Errorf("it lacks %d octets, and %d were sent", s.Lacks[b.id], s.Copied)
+	})
+}

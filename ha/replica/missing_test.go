@@ -91,6 +91,7 @@ func TestGoesWithoutNothing(t *testing.T) {
 	s = outside(t, 2)
 	s.hello(1, true)
 	s.refuses(newStream(1), 0)
+	s.tell(1, Ack{Stream: newStream(1), Received: s.log.last(), Applied: s.log.last()})
 	s.peer[1].losses = (maxLosses - 1) * blockLen
 	s.bitmaps[1].Set(0)
 	s.peer[1].todo.Set(0)

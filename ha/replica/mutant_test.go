@@ -495,6 +495,11 @@ var scenarioMutants = []struct {
 		Old: "|| !f.changes(c.cfg.Self) ||",
 		New: "|| !f.changes(c.cfg.Self) && !ON ||",
 	}},
+	{"TestCopyingWaits", mutants.Mutant{
+		Name: "granules that a copy does not have stand one behind the other without bounds", File: "resync.go",
+		Old: "p.copying+p.onTheirWay() < c.cfg.Copying",
+		New: "p.copying+p.onTheirWay() < c.cfg.Copying || ON && p.copying < c.cfg.Copying",
+	}},
 	{"TestReadAsksForSync", mutants.Mutant{
 		Name: "a read waits until others have durable what it reads, and does not ask for it", File: "disk.go",
 		Old: "if c.isThrough(off) {\n\t\t\tc.syncTo",

@@ -42,7 +42,7 @@ func (c *Core) copyOn() {
 		if p.stream == 0 || !p.outside || c.refused {
 			continue
 		}
-		for g := p.todo.next(0); g >= 0 && p.copying < c.cfg.Copying; g = p.todo.next(g + 1) {
+		for g := p.todo.next(0); g >= 0 && p.copying+p.onTheirWay() < c.cfg.Copying; g = p.todo.next(g + 1) {
 			c.looks++
 			off := int64(g) * c.cfg.Granule
 			n := c.granuleLen(off)
@@ -179,6 +179,15 @@ func (c *Core) dropJob(j *job) {
 	}
 	i := slices.Index(c.jobs, j)
 	c.jobs = slices.Delete(c.jobs, i, i+1)
+}
+
+// onTheirWay are the granules that were sent, and that the copy does not have. What tells it that it has them, and to have them durably, is behind
+// what was sent before: were that without bounds, a connection over a slow link would end before, and the next one begin with all of them again.
+func (p *peer) onTheirWay() (n int) {
+	for n < len(p.clean) && p.clean[len(p.clean)-1-n].seq > p.applied {
+		n++
+	}
+	return n
 }
 
 // clean clears the bits of granules that the copy has applied, unless a record is on its way to it: for at the place
