@@ -144,7 +144,7 @@ var coreMutants = []mutant{
 	},
 	{
 		"has a lease for longer than others wait",
-		[]int{8},
+		[]int{8, 9},
 		"primary.go",
 		"c.now-p.proven < c.cfg.Lease", "(c.now-p.proven < c.cfg.Lease || ON && c.now-p.proven < 2*c.cfg.Grace)", "lease",
 	},
@@ -402,7 +402,7 @@ var coreMutants = []mutant{
 	},
 	{
 		"is forced, and forgets where others may differ",
-		[]int{5, 6, 20},
+		[]int{2, 5, 6, 20},
 		"lineage.go",
 		"if !wasInSync {", "if ON && wasInSync {\n\t\ts.Regions = nil\n\t}\n\tif !wasInSync {", "forced",
 	},
@@ -422,15 +422,16 @@ var late = map[string]uint64{
 	"answers a flush only when more is durable than it asked for":        10,
 	"clears bits when the granule is sent":                               10,
 	"commits by the old view while another is proposed":                  9,
-	"counts the lease from the answer":                                   63,
+	"counts the lease from the answer":                                   203,
 	"does not fetch the longest log":                                     17,
 	"does not repair what a copy went without":                           82,
 	"drops a member before the rest have all":                            7,
 	"forgets in a new life what it has promised":                         16,
 	"forgets in a new life which records nobody else has":                39,
-	"has a lease for longer than others wait":                            264,
+	"has a lease for longer than others wait":                            567,
 	"keeps its lease while it is stopped":                                14,
 	"reads what goes through while it is written":                        35,
+	"writes as a candidate what nobody else may have":                    1964,
 }
 
 // checked are the invariants that are looked at; 11 and 13 are of parts that do not exist yet.
