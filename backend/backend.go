@@ -133,6 +133,22 @@ func Age(c Completer) (ticks uint8, g Guard) {
 	return 0, nil
 }
 
+// Leaver is what the Completer of an operation may be, too, whose owner can do without the memory that its Segs name.
+type Leaver interface {
+	// Leave leaves that memory to the store, which is about to complete the operation with an error although a medium that hangs may still
+	// write there. The store calls free, once and from any goroutine, when it does not any more; the list of Segs it does not need after the
+	// completion. Not ok: the owner needs the memory, and the store has to wait before it completes the operation.
+	Leave() (free func(), ok bool)
+}
+
+// Leave calls c.Leave if c is a Leaver.
+func Leave(c Completer) (free func(), ok bool) {
+	if l, isLeaver := c.(Leaver); isLeaver {
+		return l.Leave()
+	}
+	return nil, false
+}
+
 // Info describes a store. It does not change while the store is open, except the size, where
 // the store is a Resizer.
 type Info struct {

@@ -106,6 +106,7 @@ type work struct {
 	op      backend.Op
 	one     [1][]byte // backs op.Segs where it is a part of a lease
 	lease   *mem.Lease
+	leaves  bool   // after an error of the operation under way nothing looks at the lease
 	scratch []byte // memory to look at the store's bytes in
 	want    [2]int // sizes of data and scratch in the lease that is being waited for
 
@@ -502,6 +503,16 @@ func (r *Request) OpDone(*backend.Op) {
 		r.leaveRange()
 	}
 	r.client.Signal(&r.opDone)
+}
+
+// Leave is for the store; see backend.Leaver. A read can do without its memory when it fails: its client has not seen that yet.
+func (r *Request) Leave() (free func(), ok bool) {
+	if !r.leaves {
+		return nil, false
+	}
+	l := r.lease
+	r.lease, r.leaves = nil, false
+	return l.Release, true
 }
 
 // Cork is for the store; see backend.Corker.

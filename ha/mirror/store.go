@@ -8,6 +8,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/ha/replica"
+	"oneshot/internal/invariant"
 )
 
 var (
@@ -91,10 +92,10 @@ type task struct {
 	off      int64 // of what a write or a zero has not done yet
 	n        int64 // bytes of the request
 	reserves bool  // memory is asked for
-	reads    int   // the copy is reading into the host's memory
+	reading  *work // the copy is reading into the host's memory
 	failure  error // of the copy
 	over     bool
-	since    time.Duration
+	since    time.Duration // when it came; if it is over, since when
 }
 
 // tasks are those that have not ended. They are used again: the ID of a request has the place of its task, and a number.
@@ -279,9 +280,23 @@ func (m *Mirror) progress(t *task) {
 func (m *Mirror) end(t *task, err error) {
 	t.over, t.id = true, 0
 	t.op.Err = err
-	if t.reads == 0 {
+	if t.reading == nil {
 		m.tellOf(t)
+		return
 	}
+	t.since = m.now
+}
+
+// leave ends an operation that is over although the copy reads into its memory, for the disk hangs: the host takes another path. Who owns the
+// memory leaves it to the work, so that nobody gets it as long as the disk may write there.
+func (m *Mirror) leave(t *task) {
+	w := t.reading
+	free, ok := backend.Leave(t.op.Done)
+	if !ok {
+		return // it ends when the disk has let go of it
+	}
+	w.task, w.free, t.reading = nil, free, nil
+	m.tellOf(t)
 }
 
 // tellOf: nothing uses the task and the host's memory any more.
@@ -295,7 +310,7 @@ func (m *Mirror) tellOf(t *task) {
 
 const (
 	usualHold = 20 * time.Second
-	holdLook  = time.Second // between two looks at who waits for too long
+	holdLook  = time.Second // between two looks at who waits for too long, and how long what is over waits for its disk
 )
 
 // letGo ends operations that wait for longer than a host would: nothing that they need is there. What has its
@@ -307,6 +322,13 @@ func (m *Mirror) letGo() {
 	}
 	m.held = now
 	for _, t := range m.tasks.all {
+		if t.op != nil && t.over {
+			// While this node serves, hosts ask again here, and would have memory left again and again.
+			if (m.core == nil || t.op.Term != 0 && m.isOver(t.op.Term)) && now-t.since >= holdLook {
+				m.leave(t)
+			}
+			continue
+		}
 		if t.id == 0 || now-t.since < m.opts.Hold {
 			continue
 		}
@@ -335,8 +357,9 @@ type work struct {
 	m    *Mirror
 	kind workKind
 	id   uint64
-	task *task     // of a read for a host
-	segs [1][]byte // memory of this node
+	task *task     // of a read for a host; nil: that was ended
+	free func()    // in the place of task: what was its memory is not used any more
+	segs [1][]byte // where there is one piece of memory
 
 	journaled bool   // kept tells what the journal has
 	kept      []span // shared with others; nobody changes it
@@ -410,8 +433,10 @@ func (m *Mirror) work(a replica.Action) {
 			m.later(replica.Done{ID: a.ID})
 			return
 		}
-		t.reads++
-		m.newWork(a.ID, workRead, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len, Segs: t.op.Segs}, nil).task = t
+		w := m.newWork(a.ID, workRead, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, nil)
+		invariant.Check(t.reading == nil, "mirror: a request reads twice")
+		w.task, t.reading = t, w
+		w.op.Segs = append(w.segs[:0], t.op.Segs...) // a list of its own: see leave
 	case replica.Load:
 		m.newWork(a.ID, workLoad, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, m.arena[a.Addr:a.Addr+a.Len])
 	case replica.Hash:
@@ -473,9 +498,12 @@ func (m *Mirror) workDone(w *work) {
 		copy(e.Digest[:], sum[:])
 	case workRead:
 		t := w.task
-		t.reads--
-		t.failure = w.op.Err
-		if t.over && t.reads == 0 {
+		if t == nil {
+			w.free()
+			break
+		}
+		t.reading, t.failure = nil, w.op.Err
+		if t.over {
 			m.tellOf(t)
 		}
 	}
