@@ -125,9 +125,12 @@ type verdict struct {
 }
 
 // written is how many writes the disk has done.
-func (h *mirrorHost) written() int {
+func (h *mirrorHost) written() int { return h.count(4) }
+
+// count is a number of the disk's stat: 0 is how many reads it has done.
+func (h *mirrorHost) count(field int) int {
 	h.t.Helper()
-	n, err := strconv.Atoi(strings.Fields(sys(h.t, filepath.Base(h.disk), "stat"))[4])
+	n, err := strconv.Atoi(strings.Fields(sys(h.t, filepath.Base(h.disk), "stat"))[field])
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -469,7 +469,14 @@ func TestMirrorMachine(t *testing.T) {
 	m.row("disk hangs", func() {
 		hang := func() { a.guest.run(m.t, "dmsetup", "suspend", "--nolockfs", "copy") }
 		resume := func() { a.guest.run(m.t, "dmsetup", "resume", "--noudevsync", "copy") }
-		m.loses(hang, resume)
+		m.loses(func() {
+			read := m.h.count(0)
+			m.h.until("read", func() bool { // the load verifies: the disk has reads of the host under way
+				m.h.loadAgain()
+				return m.h.count(0) > read+100
+			})
+			hang()
+		}, resume)
 		resume()
 		m.drops(hang)
 		resume()
