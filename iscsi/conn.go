@@ -191,19 +191,12 @@ func (c *Conn) DataCame(t *Task) {
 // owing returns the task whose initiator has sent nothing of its data-out for the most seconds, nor of what it was asked for before. It is called once a
 // second. RDMA Reads are noticed by Fetching.
 func (c *Conn) owing() (worst *Task, silent uint32) {
-	defer c.owed.Tick()
-	if c.fetching > 0 {
-		return nil, 0
-	}
-	for _, t := range c.tasks {
-		if t.state != taskPulling {
-			continue
+	return owed.Longest(&c.owed, c.tasks, func(t *Task) *owed.Item {
+		if c.fetching > 0 || t.state != taskPulling {
+			return nil
 		}
-		if n := c.owed.Silent(&t.owed); n > silent {
-			worst, silent = t, n
-		}
-	}
-	return worst, silent
+		return &t.owed
+	})
 }
 
 // Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that

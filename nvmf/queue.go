@@ -307,19 +307,12 @@ func (q *Queue) DataCame(t *Task) {
 // owing returns the command whose host has sent nothing of its data for the most seconds, nor of what it was asked for before. It is called once a
 // second. RDMA Reads are noticed by Fetching.
 func (q *Queue) owing() (worst *Task, silent uint32) {
-	defer q.owed.Tick()
-	if q.fetching > 0 {
-		return nil, 0
-	}
-	for _, t := range q.tasks {
-		if t.state != taskPulling || t.got { // the first of a pair, which has its data, waits for the second
-			continue
+	return owed.Longest(&q.owed, q.tasks, func(t *Task) *owed.Item {
+		if q.fetching > 0 || t.state != taskPulling || t.got { // the first of a pair, which has its data, waits for the second
+			return nil
 		}
-		if n := q.owed.Silent(&t.owed); n > silent {
-			worst, silent = t, n
-		}
-	}
-	return worst, silent
+		return &t.owed
+	})
 }
 
 // discard ends a command without an answer.

@@ -23,14 +23,20 @@ func (c *narrow) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// newNarrowLab has two nodes that are level, and how many bytes a second connections bring from now on.
+func newNarrowLab(t *testing.T) (*lab, *atomic.Int64) {
+	l := newLab(t, 2)
+	rate := new(atomic.Int64)
+	rate.Store(1 << 30)
+	l.accepted = func(c net.Conn) net.Conn { return &narrow{c, rate} }
+	l.begin()
+	return l, rate
+}
+
 // TestBeatsBesideData: a write is on its way for longer than a member may be silent, and than a connection may bring nothing. The member stays.
 func TestBeatsBesideData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 2)
-		var rate atomic.Int64
-		rate.Store(1 << 30)
-		l.accepted = func(c net.Conn) net.Conn { return &narrow{c, &rate} }
-		l.begin()
+		l, rate := newNarrowLab(t)
 		defer l.end()
 		a := l.nodes[0]
 		time.Sleep(time.Second) // the connection for beats is there
@@ -76,11 +82,7 @@ func TestOnlyBeats(t *testing.T) {
 // TestLevelInParts: connections end before a copy can be brought level over any one of them. What it got over each counts.
 func TestLevelInParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 2)
-		var rate atomic.Int64
-		rate.Store(1 << 30)
-		l.accepted = func(c net.Conn) net.Conn { return &narrow{c, &rate} }
-		l.begin()
+		l, rate := newNarrowLab(t)
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]
 		b.kill()

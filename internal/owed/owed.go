@@ -29,15 +29,21 @@ func (l *List) Came(x *Item) {
 	}
 }
 
-// Silent says that a second has passed in which data of x were owed. It returns for how many seconds nothing has come of them, nor of what was
-// asked for before them.
-func (l *List) Silent(x *Item) (seconds uint32) {
-	x.silent++
-	if l.came != 0 && l.came <= x.at {
-		x.silent = 0
+// Longest says that a second has passed. It returns whose data the peer has owed for the most seconds in which nothing has come of them, nor of what it was
+// asked for before them. item returns the data of a command, or nil if they are not owed.
+func Longest[T any](l *List, commands []T, item func(T) *Item) (worst T, seconds uint32) {
+	for _, c := range commands {
+		x := item(c)
+		if x == nil {
+			continue
+		}
+		if x.silent++; l.came != 0 && l.came <= x.at {
+			x.silent = 0
+		}
+		if x.silent > seconds {
+			worst, seconds = c, x.silent
+		}
 	}
-	return x.silent
+	l.came = 0
+	return worst, seconds
 }
-
-// Tick begins the next second, after Silent of all items.
-func (l *List) Tick() { l.came = 0 }

@@ -1,12 +1,16 @@
 package owed
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // What is silent is the oldest of which nothing comes: those behind it wait as long as it gets anything, those before it do not.
 func TestOrder(t *testing.T) {
 	var l List
 	var first, second, third Item
-	for _, x := range []*Item{&first, &second, &third} {
+	all := []*Item{&first, &second, &third}
+	for _, x := range all {
 		l.Ask(x)
 	}
 	for i, s := range []struct {
@@ -23,14 +27,20 @@ func TestOrder(t *testing.T) {
 		for _, x := range s.came {
 			l.Came(x)
 		}
-		if got := [3]uint32{l.Silent(&first), l.Silent(&second), l.Silent(&third)}; got != s.want {
-			t.Errorf("second %d: %v, want %v", i, got, s.want)
+		worst, seconds := Longest(&l, all, func(x *Item) *Item { return x })
+		if got := [3]uint32{first.silent, second.silent, third.silent}; got != s.want || seconds != slices.Max(s.want[:]) || seconds > 0 && worst.silent != seconds {
+			t.Errorf("second %d: %v, and the most is %d; want %v", i, got, seconds, s.want)
 		}
-		l.Tick()
 	}
 	l.Ask(&first) // the next command's
 	l.Came(&first)
-	if got := l.Silent(&third); got != 2 {
+	worst, got := Longest(&l, all, func(x *Item) *Item {
+		if x == &second {
+			return nil // its data have come
+		}
+		return x
+	})
+	if worst != &third || got != 2 {
 		t.Errorf("%d s, though only what was asked for later has come", got)
 	}
 }
