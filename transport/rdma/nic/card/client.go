@@ -117,10 +117,12 @@ type arena struct {
 
 const (
 	maxPending  = 256
-	maxOutgoing = 1024
 	maxPairs    = 1024
 	maxDepth    = 1 << 14
 	maxRequests = 256
+	// maxOutgoing bounds the messages that the program has not read: an answer to each request of its own, the end of each queue pair,
+	// and connections that peers want, which are told only while there is room for the others.
+	maxOutgoing = maxPending + maxPairs + maxRequests
 	maxArenas   = 8192
 	// maxListeners bounds the sockets that wait for connections.
 	maxListeners = 256

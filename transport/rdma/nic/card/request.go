@@ -404,7 +404,8 @@ func (c *client) listen(m *shm.Message, _ []int) (*shm.Message, []int, error) {
 	return &shm.Message{Address: l.Addr().String()}, nil, nil
 }
 
-// accepting tells the program of those who want a connection. If it answers none, the oldest give way.
+// accepting tells the program of those who want a connection. If it answers none, the oldest give way; if it does not even read that
+// they have come, those who come are rejected: strangers do not end a program that is held up.
 func (c *client) accepting(number uint32, l rdma.Listener) {
 	for {
 		r, err := l.Accept()
@@ -413,7 +414,7 @@ func (c *client) accepting(number uint32, l rdma.Listener) {
 		}
 		c.mu.Lock()
 		var old rdma.Request
-		if c.requests == nil {
+		if c.requests == nil || len(c.out) >= maxRequests {
 			old = r
 		} else {
 			c.nextRequest++
