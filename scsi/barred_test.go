@@ -184,3 +184,74 @@ func TestOvertakenWriteIsAborted(t *testing.T) {
 		t.Errorf("the block begins with %x", b.store.data[0])
 	}
 }
+
+// A command has been dormant for long behind an ORDERED task, so that its host may have given it up and sent it again by another path. What others have
+// been told to be written before it begins stays, and nobody's in the way of one that they leave alone.
+func TestDormantIsOvertaken(t *testing.T) {
+	const blocks = 8
+	fill := func(b byte) []byte { return bytes.Repeat([]byte{b}, blocks*512) }
+	same := []byte{0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0}
+	noData := bytes.Clone(same)
+	noData[1] = bitNDOB
+	unmap := unhex(t, "00 16 00 10 00 00 00 00  00 00 00 00 00 00 00 00 00 00 00 08 00 00 00 00")
+	key := proutList(0, 4, 0)
+	for name, c := range map[string]struct {
+		cdb, data []byte
+		never     bool // it is not done, for nobody knows what it is about until it begins
+	}{
+		"WRITE(6)":               {[]byte{0x0a, 0, 0, 0, blocks, 0}, fill(1), false},
+		"WRITE(10)":              {rw10(0x2a, 0, blocks), fill(1), false},
+		"WRITE AND VERIFY":       {rw10(0x2e, 0, blocks), fill(1), false},
+		"ORWRITE":                {[]byte{0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0}, fill(1), false},
+		"COMPARE AND WRITE":      {[]byte{0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0}, append(fill(2)[:512], fill(1)[:512]...), false},
+		"WRITE SAME":             {same, fill(1)[:512], false},
+		"WRITE SAME, no data":    {noData, nil, false},
+		"WRITE SAME, to the end": {[]byte{0x41, 0, 0, 0, 0, blocks, 0, 0, 0, 0}, fill(1)[:512], false},
+		"UNMAP":                  {[]byte{0x42, 0, 0, 0, 0, 0, 0, 0, byte(len(unmap)), 0}, unmap, true},
+		"PR OUT, REGISTER":       {proutCDB(proutRegister, 0, len(key)), key, true},
+	} {
+		for _, lends := range []bool{false, true} {
+			for _, overtaken := range []bool{false, true} {
+				b := newBench(t, lends, nil)
+				other := b.newNexus()
+				b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Flush }
+				ordered := b.task(unhex(t, "35 00 00 00 00 00 00 00 00 00"), nil, 0)
+				ordered.Attr = Ordered
+				old := b.task(c.cdb, c.data, 0)
+				again := b.task(rw10(0x2a, 0, 2*blocks), make([]byte, 2*blocks*512), 0)
+				again.Nexus = other
+				if !overtaken {
+					again.CDB, again.DataOutLen = rw10(0x2a, testBlocks/2, 1), 512
+					if name == "WRITE SAME, to the end" {
+						again.CDB = rw10(0x2a, 0, 1) // before it
+					}
+				}
+				copy(b.store.data, fill(2))
+				for _, task := range []*Task{ordered, old, again} {
+					if next := task.Start(); next != Wait {
+						t.Fatalf("%s: %v", name, next)
+					}
+				}
+				for range 2 {
+					old.Overdue()
+				}
+				b.store.hold = nil
+				b.finish(ordered, Wait, nil)
+				if r := b.finish(again, again.Resume(), bytes.Repeat([]byte{2}, 2*blocks*512)); r.status != Good {
+					t.Fatalf("%s: the command that comes later: %05x", name, r.code())
+				}
+				was := bytes.Clone(b.store.data)
+				r := b.finish(old, old.Resume(), c.data)
+				if want := overtaken || c.never; want != (r.code() == 0xb0000) || want != (r.status != Good) {
+					t.Errorf("%s, lent %v, overtaken %v: status %v, %05x", name, lends, overtaken, r.status, r.code())
+				}
+				if changes := !bytes.Equal(b.store.data, was); changes != (r.status == Good) {
+					t.Errorf("%s, lent %v, overtaken %v: it changes something: %v", name, lends, overtaken, changes)
+				}
+				if err := b.lu.v.Settled(); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+		}
+	}
+}

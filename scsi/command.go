@@ -30,6 +30,8 @@ const (
 	// writesMedium: refused when the medium is write protected, and to those whom
 	// reservations keep from writing.
 	writesMedium
+	// tellsBlocks: the CDB tells all blocks that the command writes.
+	tellsBlocks
 	// altersUnit: refused to the latter only.
 	altersUnit
 	// readsMedium: refused to those whom reservations keep from reading.
@@ -50,6 +52,8 @@ const (
 	leavesSanitize
 
 	passesAll = passesNoMedium | passesSanitize | passesStandby | passesUnavailable | passesTransition
+	// writesBlocks: both.
+	writesBlocks = writesMedium | tellsBlocks
 	// describes: tells of the logical unit without touching medium or data.
 	describes = passesNoMedium | passesSanitize | passesStandby
 )
@@ -108,13 +112,13 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).read},
 		{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read},
 		{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read},
-		{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesMedium, Run: (*Task).write},
-		{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).write},
-		{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write},
-		{Name: "WRITE(16)", Usage: "\x8a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write},
-		{Name: "WRITE AND VERIFY(10)", Usage: "\x2e\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeAndVerify},
-		{Name: "WRITE AND VERIFY(12)", Usage: "\xae\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify},
-		{Name: "WRITE AND VERIFY(16)", Usage: "\x8e\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify},
+		{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesBlocks, Run: (*Task).write},
+		{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesBlocks, Run: (*Task).write},
+		{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks, Run: (*Task).write},
+		{Name: "WRITE(16)", Usage: "\x8a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks, Run: (*Task).write},
+		{Name: "WRITE AND VERIFY(10)", Usage: "\x2e\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesBlocks, Run: (*Task).writeAndVerify},
+		{Name: "WRITE AND VERIFY(12)", Usage: "\xae\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks, Run: (*Task).writeAndVerify},
+		{Name: "WRITE AND VERIFY(16)", Usage: "\x8e\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks, Run: (*Task).writeAndVerify},
 		{Name: "VERIFY(10)", Usage: "\x2f\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).verify},
 		{Name: "VERIFY(12)", Usage: "\xaf\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify},
 		{Name: "VERIFY(16)", Usage: "\x8f\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify},
@@ -122,15 +126,15 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "PRE-FETCH(16)", Usage: "\x90\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).prefetch},
 		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).synchronizeCache},
 		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: altersUnit, Run: (*Task).synchronizeCache},
-		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeSame},
-		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium | beginsAtOnce, Run: (*Task).writeSame},
-		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite},
-		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, form: formCompare, Run: (*Task).compareAndWrite},
+		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesBlocks, Run: (*Task).writeSame},
+		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks | beginsAtOnce, Run: (*Task).writeSame},
+		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks, Run: (*Task).orWrite},
+		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesBlocks, form: formCompare, Run: (*Task).compareAndWrite},
 		{Name: "UNMAP", Usage: "\x42\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium, When: (*LogicalUnit).thin, Run: (*Task).unmapBlocks},
 		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve | passesStandby, Run: (*Task).readCapacity10},
 		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: passesReserve | passesStandby, hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
 		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
-		{Name: "WRITE ATOMIC(16)", Usage: "\x9c\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, When: (*LogicalUnit).atomicWrites, form: formAtomic, Run: (*Task).writeAtomic},
+		{Name: "WRITE ATOMIC(16)", Usage: "\x9c\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesBlocks, When: (*LogicalUnit).atomicWrites, form: formAtomic, Run: (*Task).writeAtomic},
 		{Name: "SANITIZE, OVERWRITE", Usage: "\x48\xa1\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | leavesSanitize, When: (*LogicalUnit).stays, hasSA: true, sa: sanitizeOverwrite, Run: (*Task).sanitizeOverwrite},
 		{Name: "SANITIZE, BLOCK ERASE", Usage: "\x48\xa2\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | beginsAtOnce | leavesSanitize, When: (*LogicalUnit).thinAndStays, hasSA: true, sa: sanitizeBlockErase, Run: (*Task).sanitizeBlockErase},
 		{Name: "SANITIZE, EXIT FAILURE MODE", Usage: "\x48\x1f\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit | leavesSanitize, When: (*LogicalUnit).stays, hasSA: true, sa: sanitizeExit, Run: (*Task).sanitizeExit},

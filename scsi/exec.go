@@ -50,7 +50,7 @@ type taskState struct {
 	turn       volume.Turn // in which it runs
 	gated      bool        // counted in LogicalUnit.gate
 	outrun     bool        // when it was listed a reservation kept it from running
-	late       bool        // it is overdue (Overdue), and not dormant
+	late       bool        // it is overdue (Overdue), unless guardBlocks has been called
 	listed     bool        // in itl's list; written by the driver with itl.mu held
 	next, prev *Task       // itl's list, guarded by itl.mu
 	managers   []*manager  // who waits for the release; guarded by itl.mu
@@ -119,7 +119,7 @@ func (t *Task) begin() Next {
 	if t.cmd.Flags&writesMedium != 0 && t.lu.writeProtected() {
 		return t.check(senseWriteProtected)
 	}
-	if t.late && t.cmd.Flags&writesMedium != 0 { // it has waited for commands before it
+	if t.late && t.cmd.Flags&writesMedium != 0 { // it has waited for commands before it, and has not told what it writes
 		return t.tooLate()
 	}
 	return t.cmd.Run(t)
@@ -309,9 +309,10 @@ const OverdueTicks = volume.OverdueTicks
 
 // Overdue says that the task has been under way for OverdueTicks seconds; see volume.Request. Its driver calls it.
 func (t *Task) Overdue() {
-	if t.itl == nil || t.cmd != nil { // a dormant task keeps its place: who comes later waits behind it
-		t.late = true
+	if t.isDormant() && t.guardBlocks() {
+		return
 	}
+	t.late = true
 	if t.copying != nil {
 		t.copyIsLate()
 	}

@@ -47,9 +47,10 @@ func (c *command) formOf() form {
 }
 
 // blockRange is the LBA and the number of blocks of the CDB.
-func (t *Task) blockRange() (lba, blocks uint64) {
-	b := t.CDB
-	switch t.cmd.form {
+func (t *Task) blockRange() (lba, blocks uint64) { return t.cmd.blockRange(t.CDB) }
+
+func (c *command) blockRange(b []byte) (lba, blocks uint64) {
+	switch c.form {
 	case form6:
 		if blocks = uint64(b[4]); blocks == 0 {
 			blocks = 256

@@ -59,6 +59,28 @@ func (t *Task) enterInOrder() Next {
 	return next
 }
 
+// isDormant reports whether the task has entered the task set, and not begun.
+func (t *Task) isDormant() bool { return t.itl != nil && t.cmd == nil }
+
+// guardBlocks has a dormant task that is overdue leave the blocks alone that it is to write, if others come to change them before it does. False: its
+// CDB does not tell which these are.
+func (t *Task) guardBlocks() bool {
+	c := lookupCommand(t.CDB)
+	if c == nil || c.Flags&tellsBlocks == 0 || len(t.CDB) < len(c.Usage) {
+		return false
+	}
+	lba, blocks := c.blockRange(t.CDB)
+	capacity := t.lu.blocks()
+	if lba >= capacity || blocks > capacity-lba {
+		return false
+	}
+	if blocks == 0 { // of WRITE SAME: up to the last one
+		blocks = capacity - lba
+	}
+	t.r.OverdueBefore(int64(lba)<<t.lu.blockShift, int64(blocks)<<t.lu.blockShift)
+	return true
+}
+
 // mayRun reports whether t may begin. own is how many of the running tasks are t itself, and
 // oldest that no dormant task is older. LogicalUnit.mu is held.
 func (t *Task) mayRun(oldest bool, own int64) bool {

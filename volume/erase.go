@@ -26,7 +26,7 @@ func (r *Request) Erase(ranges []Range, discard bool, then Step) Next {
 		r.kind = backend.Discard
 	}
 	for _, x := range ranges {
-		r.v.Touch(x.Off, x.N)
+		r.v.touch(x.Off, x.N, false, r)
 	}
 	return r.erase()
 }

@@ -270,6 +270,14 @@ func (r *Request) Overdue() {
 	}
 }
 
+// OverdueBefore is Overdue for a request that waits for what its client waits for, and is to change [off, off+n) then.
+func (r *Request) OverdueBefore(off, n int64) {
+	if !r.late {
+		r.use()
+		r.late, r.rest = true, r.v.newToken(&Token{v: r.v, ranges: []Range{{off, n}}, guards: true, of: r})
+	}
+}
+
 // ErrOvertaken is the error of a request that has come too late.
 var ErrOvertaken = errors.New("others have changed bytes that a command was to change which has been under way for long")
 

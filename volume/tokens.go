@@ -13,8 +13,8 @@ type Token struct {
 	v       *Volume
 	term    uint64
 	ranges  []Range
-	guards  bool    // a late request (Request.Overdue), or a late operation of a handle
-	of      *Handle // that one's, whose own changes do not end the token
+	guards  bool // a late request (Request.Overdue), or a late operation of a handle
+	of      any  // that *Request, or the operation's *Handle, whose own changes do not end the token
 	revoked atomic.Bool
 	stripes stripeSet // of the ranges
 	at      int       // in its list of tokens, while it is not revoked; guarded by tokens.mu
@@ -121,7 +121,7 @@ func (v *Volume) Touch(off, n int64) { v.touch(off, n, false, nil) }
 // touched is Touch for when they have changed and nobody has been told yet. What guards a request has heard of it before.
 func (v *Volume) touched(off, n int64) { v.touch(off, n, true, nil) }
 
-func (v *Volume) touch(off, n int64, over bool, by *Handle) {
+func (v *Volume) touch(off, n int64, over bool, by any) {
 	ts := &v.tokens
 	if ts.count.Load() == 0 || over && ts.promises.Load() == 0 {
 		return

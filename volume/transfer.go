@@ -37,7 +37,7 @@ func (r *Request) readDone() Next {
 func (r *Request) begins(off, n int64, fua bool, then Step) {
 	r.after, r.fua, r.writes = then, fua, true
 	r.off, r.n, r.begun = off, n, true
-	r.v.Touch(off, n)
+	r.v.touch(off, n, false, r)
 }
 
 // Write pulls n bytes, not none, and writes them at off. With fua they are durable at the end.
