@@ -247,7 +247,7 @@ func (s *mirrored) isOf(set *quorum.Set) {
 		text = "target ha force has taken place for the copy of this node: start the node again"
 	}
 	if s.trouble.Swap(&text) == nil {
-		s.log.Error("this node takes no part in its mirror", "why", text)
+		s.log.Error("this node takes no part in its mirror", "reason", text)
 	}
 }
 

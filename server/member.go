@@ -187,7 +187,7 @@ func (m *member) announceBy(ctx context.Context, update func(context.Context, qu
 		case ctx.Err() == nil:
 			if again = time.After(askAgain); err.Error() != told {
 				told = err.Error()
-				m.log.Warn("the other nodes do not learn yet which configuration this node has", "why", err)
+				m.log.Warn("the other nodes do not learn yet which configuration this node has", "reason", err)
 			}
 		}
 	}

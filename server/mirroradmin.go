@@ -31,7 +31,7 @@ func (m *member) listenPeers(s *Server) error {
 	m.peers = newService("mirrors", l, mgmt.NewPeerAPI(here{s}), m.log)
 	m.wg.Go(func() {
 		if err := m.peers.run(); err != nil {
-			m.log.Error("the other nodes cannot ask this one for anything", "why", err)
+			m.log.Error("the other nodes cannot ask this one for anything", "reason", err)
 		}
 	})
 	return nil
@@ -271,7 +271,7 @@ func (m *member) learn(r *quorum.Record) {
 	}
 	d, err := quorum.DecodeDrained(r.Value)
 	if err != nil {
-		m.log.Error("which nodes are drained is not known here", "why", err)
+		m.log.Error("which nodes are drained is not known here", "reason", err)
 		return
 	}
 	m.drained.Store(&d)

@@ -126,7 +126,7 @@ func (s *mirrored) enlarge(now *quorum.Store) {
 		err = writeRecord(s.dir, now, backend.IdentityOf(s.copied))
 	}
 	if err != nil {
-		s.log.Error("the copy of this node cannot grow as the others have; mend that, and start the node again", "why", err)
+		s.log.Error("the copy of this node cannot grow as the others have; mend that, and start the node again", "reason", err)
 		return
 	}
 	s.size = now.Size

@@ -415,7 +415,7 @@ func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
 	}
 	text := fmt.Sprintf("the copy is of a mirror %s that the cluster does not know: the cluster was made anew. If another node has newer bytes, begin with that one: name it first in copies. Then remove %s on each node that is in the same state", s.name, path)
 	s.trouble.Store(&text)
-	log.Error("this node takes no part in its mirror", "why", text)
+	log.Error("this node takes no part in its mirror", "reason", text)
 }
 
 func readRecord(dir *quorum.Dir) (*quorum.Store, backend.Identity, error) {

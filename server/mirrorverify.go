@@ -109,7 +109,7 @@ func (s *mirrored) tellVerified(v *mirror.Verification) {
 	}
 	switch {
 	case v.Err != nil:
-		log.Warn("the copies of a mirror were not compared to the end", "why", v.Err)
+		log.Warn("the copies of a mirror were not compared to the end", "reason", v.Err)
 	case v.Differ > 0:
 		log.Error("the copies of a mirror differ", "ranges", v.Differ, "repaired", v.Repaired, "unknown", v.Unknown, "unreadable", v.Unreadable, "failed", v.Failed)
 	default:

@@ -293,7 +293,7 @@ func (m *moving) complain(err error) {
 		return
 	}
 	if _, ok := m.quiet.Pass(time.Minute); ok {
-		m.s.log.LogAttrs(context.Background(), slog.LevelError, "an address of the mirror", slog.Any("why", err))
+		m.s.log.LogAttrs(context.Background(), slog.LevelError, "the addresses of a mirror could not be moved or announced", slog.Any("reason", err))
 	}
 }
 

@@ -221,7 +221,7 @@ func (f *Fabric) serve() {
 		req, err := f.cfg.Listener.Accept()
 		if err != nil {
 			if !errors.Is(err, net.ErrClosed) {
-				f.log.Error("nodes cannot connect any more", "why", err)
+				f.log.Error("nodes cannot connect any more", "reason", err)
 			}
 			return
 		}

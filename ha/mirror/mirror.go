@@ -364,7 +364,7 @@ func (m *Mirror) enter(v replica.View) {
 	meta, err := createMetadata(m.opts.FS, string(backend.IdentityOf(m.opts.Copy)), saved)
 	m.absent, m.tries = err != nil, m.now+time.Second
 	if err != nil {
-		m.logSome(&m.absences, slog.LevelError, "this node takes no part in its mirror, until its metadata can be made", slog.Any("why", err))
+		m.logSome(&m.absences, slog.LevelError, "this node takes no part in its mirror, until its metadata can be made", slog.Any("reason", err))
 		return
 	}
 	m.begin(meta, memory)
@@ -391,7 +391,7 @@ func (m *Mirror) saveOn() {
 			if err == nil || m.ctx.Err() != nil {
 				break
 			}
-			m.opts.Log.Error("the metadata of a mirror's copy cannot be saved; the copy waits until they can", "why", err)
+			m.opts.Log.Error("the metadata of a mirror's copy cannot be saved; the copy waits until they can", "reason", err)
 			select {
 			case <-m.ctx.Done():
 			case <-time.After(saveAgain):
@@ -466,7 +466,7 @@ func (m *Mirror) stop() {
 		_ = m.meta.close() // all of it is durable
 	}
 	if err := m.freeArena(); err != nil {
-		m.opts.Log.Error("memory of a mirror stays with its device", "why", err)
+		m.opts.Log.Error("memory of a mirror stays with its device", "reason", err)
 	}
 }
 

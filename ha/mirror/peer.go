@@ -427,12 +427,12 @@ func (c *conn) serve() {
 	wg.Wait()
 	if c.link != nil { // what was pulled is given up when nothing can be placed any more
 		if err := c.unlink(); err != nil {
-			c.m.opts.Log.Error("a connection of a mirror stays with its device", "with", c.peer, "why", err)
+			c.m.opts.Log.Error("a connection of a mirror stays with its device", "with", c.peer, "reason", err)
 		}
 	}
 	c.m.push(item{conn: c, down: true})
 	if c.m.ctx.Err() == nil && !c.beats { // without it they go with the rest
-		c.m.logSome(&c.m.ends, slog.LevelInfo, "a connection of a mirror has ended", slog.Any("with", c.peer), slog.Any("why", err))
+		c.m.logSome(&c.m.ends, slog.LevelInfo, "a connection of a mirror has ended", slog.Any("with", c.peer), slog.Any("reason", err))
 	}
 }
 
@@ -499,7 +499,7 @@ func (m *Mirror) dialOn(ctx context.Context, peer replica.ID, beats bool) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		if err := m.dial(ctx, peer, beats); err != nil {
-			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "beats", beats, "why", err)
+			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "beats", beats, "reason", err)
 		}
 		if wait *= 2; time.Since(began) > dialAgainMost {
 			wait = dialAgain
@@ -538,7 +538,7 @@ func (m *Mirror) dial(while context.Context, peer replica.ID, beats bool) error 
 	if links {
 		l, err := m.join(ctx, c)
 		if err != nil {
-			m.logSome(&m.refusals, slog.LevelWarn, "a node of a mirror cannot be reached over the transport of the cluster", slog.Any("node", peer), slog.Any("why", err))
+			m.logSome(&m.refusals, slog.LevelWarn, "a node of a mirror cannot be reached over the transport of the cluster", slog.Any("node", peer), slog.Any("reason", err))
 			return err
 		}
 		conn.use(l)
@@ -609,7 +609,7 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 		cancel()
 	}
 	if err != nil {
-		m.logSome(&m.refusals, slog.LevelWarn, "a connection to a mirror was refused", slog.Any("from", c.RemoteAddr()), slog.Any("why", err))
+		m.logSome(&m.refusals, slog.LevelWarn, "a connection to a mirror was refused", slog.Any("from", c.RemoteAddr()), slog.Any("reason", err))
 		return
 	}
 	conn.peer, conn.beats = from, beats

@@ -98,7 +98,7 @@ func (m *Mirror) recognize(meta *metadata) error {
 		}
 		sum, err := m.sumAt(x)
 		if err != nil {
-			m.opts.Log.Warn("the copy of a mirror has failed", "operation", backend.Read, "why", err)
+			m.opts.Log.Warn("the copy of a mirror has failed", "operation", backend.Read, "reason", err)
 			continue
 		}
 		if sum != x.sum {

@@ -488,7 +488,7 @@ func (m *Mirror) workDone(w *work) {
 	}
 	e := replica.Done{ID: w.id, Failed: w.op.Err != nil}
 	if w.op.Err != nil {
-		m.opts.Log.Warn("the copy of a mirror has failed", "operation", w.op.Kind, "why", w.op.Err)
+		m.opts.Log.Warn("the copy of a mirror has failed", "operation", w.op.Kind, "reason", w.op.Err)
 	}
 	switch w.kind {
 	case workLoad:

@@ -68,7 +68,7 @@ func (m *Mirror) grant(to replica.ID, stream uint64) {
 		return
 	}
 	if err := m.shared.Grant(c.link, stream); err != nil {
-		m.opts.Log.Warn("a node of a mirror gets another connection before it writes", "node", to, "why", err)
+		m.opts.Log.Warn("a node of a mirror gets another connection before it writes", "node", to, "reason", err)
 		c.close()
 		return
 	}

@@ -213,7 +213,7 @@ func (n *Node) onDisk(f func() error) error {
 			look()
 		case <-late.C:
 			isLate = true
-			n.opts.Log.Error("this node takes no part in consensus", "why", n.hangs())
+			n.opts.Log.Error("this node takes no part in consensus", "reason", n.hangs())
 		}
 	}
 }
@@ -299,7 +299,7 @@ func (n *Node) work() {
 	}
 	if (err == nil) != (n.trouble == nil) || err != nil && err.Error() != n.trouble.Error() {
 		if err != nil {
-			n.opts.Log.Error("this node takes no part in consensus", "why", err)
+			n.opts.Log.Error("this node takes no part in consensus", "reason", err)
 		} else {
 			n.opts.Log.Info("this node takes part in consensus again")
 		}

@@ -112,7 +112,7 @@ func (p *peer) run() {
 			pause = firstPause
 		}
 		if err != nil && p.ctx.Err() == nil && p.fails(err) {
-			p.n.opts.Log.Warn("no connection with another node", "node", p.name, "why", err)
+			p.n.opts.Log.Warn("no connection with another node", "node", p.name, "reason", err)
 		}
 		select {
 		case <-p.ctx.Done():
@@ -277,7 +277,7 @@ func (a *acceptor) accept() {
 			if a.n.ctx.Err() != nil {
 				return
 			}
-			a.n.opts.Log.Error("connections of other nodes cannot be accepted", "why", err)
+			a.n.opts.Log.Error("connections of other nodes cannot be accepted", "reason", err)
 			select {
 			case <-a.n.ctx.Done():
 				return
@@ -292,7 +292,7 @@ func (a *acceptor) accept() {
 		a.n.wg.Go(func() {
 			defer a.drop(conn)
 			if err := a.serve(conn); err != nil && a.n.ctx.Err() == nil {
-				a.n.opts.Log.Debug("a connection of another node has ended", "address", conn.RemoteAddr(), "why", err)
+				a.n.opts.Log.Debug("a connection of another node has ended", "address", conn.RemoteAddr(), "reason", err)
 			}
 		})
 	}
@@ -412,7 +412,7 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 	})
 	if refused != nil {
 		_, err := conn.Write(refusal(refused))
-		n.opts.Log.Warn("a node was refused", "node", name, "why", refused)
+		n.opts.Log.Warn("a node was refused", "node", name, "reason", refused)
 		return err
 	}
 	defer n.do(func() {

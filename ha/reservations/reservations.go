@@ -181,7 +181,7 @@ func (r *Reservations) learn(x *quorum.Record) {
 func (r *Reservations) adopt(value []byte) {
 	n, err := decode(value)
 	if r.broken = err; err != nil {
-		r.o.Log.Error("reservations of a mirror are not kept to here, and cannot change", "why", err)
+		r.o.Log.Error("reservations of a mirror are not kept to here, and cannot change", "reason", err)
 		return
 	}
 	r.newest = n
@@ -256,7 +256,7 @@ func (r *Reservations) until(do func() error) bool {
 		if err == nil || r.ctx.Err() != nil {
 			return err == nil
 		}
-		r.o.Log.Warn("consensus on the reservations of a mirror", "why", err)
+		r.o.Log.Warn("consensus on the reservations of a mirror", "reason", err)
 		select {
 		case <-time.After(again):
 		case <-r.ctx.Done():

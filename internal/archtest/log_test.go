@@ -52,7 +52,7 @@ func logKeys(file *ast.File) (calls int, wrong []*ast.BasicLit) {
 		calls++
 		for _, a := range call.Args {
 			if lit, ok := a.(*ast.BasicLit); ok && lit.Kind == token.STRING {
-				if key, _ := strconv.Unquote(lit.Value); slices.Contains([]string{"err", "error", "cause"}, key) {
+				if key, _ := strconv.Unquote(lit.Value); slices.Contains([]string{"err", "error", "cause", "why"}, key) {
 					wrong = append(wrong, lit)
 				}
 			}
@@ -69,7 +69,7 @@ func TestLogKeys(t *testing.T) {
 		`log.Info("a", slog.Any("KEY", err))`, `log.LogAttrs(ctx, level, "a", slog.String("KEY", "b"))`,
 		`log.Log(ctx, level, "a", "KEY", err)`, `log.DebugContext(ctx, "a", "KEY", err)`, `slog.Group("a", "KEY", err)`,
 	} {
-		for key, want := range map[string]int{"reason": 0, "err": 1, "error": 1, "cause": 1} {
+		for key, want := range map[string]int{"reason": 0, "err": 1, "error": 1, "cause": 1, "why": 1} {
 			src := "package p\nfunc f() { " + strings.ReplaceAll(call, "KEY", key) + " }"
 			file, err := parser.ParseFile(token.NewFileSet(), "", src, 0)
 			if err != nil {
