@@ -157,6 +157,22 @@ func TestAbortPairWhileFetching(t *testing.T) {
 	}
 }
 
+// A device that takes only the first of the work requests of an answer reads its memory until the queue pair is gone. Nobody else has that
+// memory before.
+func TestHalfPosted(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	p := b.queue()
+	before := b.rig.pool.Stats().Leases
+	p.Refuses, p.Takes = rdma.ErrFull, 1
+	p.Say(b.command(rw(nvme.Read, 0, 64<<10), 64<<10))
+	<-p.Over
+	if n := b.rig.pool.Stats().Leases; n != before+1 {
+		t.Errorf("%d leases while the device has an RDMA Write, want %d", n, before+1)
+	}
+	p.End()
+	until(t, "the memory is given back", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
+}
+
 // The connection ends while data are fetched and answers wait: nothing is left.
 func TestEndInTheMiddle(t *testing.T) {
 	b := newBench(t, rdmatest.NewFake())

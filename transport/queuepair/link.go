@@ -59,7 +59,7 @@ type Link struct {
 	proved  bool
 
 	abandoned []*Entry // to be ended, as they will never be sent
-	held      []*Entry // to be ended when the queue pair is gone; see EndFetch
+	held      []*Entry // to be ended when the queue pair is gone; see EndFetch and unposted
 	lost      error    // why the connection is dead, if this end knows
 	timer     *time.Timer
 	once      sync.Once
@@ -294,14 +294,15 @@ func (l *Link) disconnect() {
 	}
 }
 
-// unposted takes the completions that will never come for work requests that were refused.
+// unposted takes the completions that will never come for work requests that were refused. The device may have taken others of the same entries,
+// which are not signalled: it uses their memory until the queue pair is gone.
 func (l *Link) unposted(ws []rdma.Work) {
 	for i := range ws {
 		if ws[i].Flags&rdma.Signaled == 0 {
 			continue
 		}
 		if e := l.entries[ws[i].ID]; l.queue.Completed(&e.Item) {
-			l.abandoned = append(l.abandoned, e)
+			l.held = append(l.held, e)
 		}
 	}
 }
@@ -396,7 +397,7 @@ func (l *Link) tearDown(err error) {
 	for l.poll() > 0 { // all that was posted has completed
 	}
 	for _, e := range l.held {
-		l.mover.Ended(e)
+		l.done(e, true)
 	}
 	l.held = nil
 	l.abandon()

@@ -180,8 +180,9 @@ type FakePair struct {
 	works []rdma.Work
 	Posts []int // how many work requests each call of Post had
 	dead  bool
-	// Refuses, if set, is what Post says, and nothing is posted.
+	// Refuses, if set, is what Post says, and no more than Takes work requests are posted.
 	Refuses error
+	Takes   int
 	Over    chan struct{} // closed by Abort, Disconnect and Close
 	once    sync.Once
 	Data    []byte // the private data of the answer
@@ -226,7 +227,7 @@ func (p *FakePair) Post(ws []rdma.Work) (int, error) {
 		return 0, rdma.ErrDisconnected
 	}
 	if p.Refuses != nil {
-		return 0, p.Refuses
+		ws = ws[:min(p.Takes, len(ws))]
 	}
 	for _, w := range ws {
 		w.SGL = slices.Clone(w.SGL)
@@ -236,7 +237,7 @@ func (p *FakePair) Post(ws []rdma.Work) (int, error) {
 		p.works = append(p.works, w)
 	}
 	p.Posts = append(p.Posts, len(ws))
-	return len(ws), nil
+	return len(ws), p.Refuses
 }
 
 // Close flushes what has not ended.
