@@ -75,13 +75,17 @@ const zeroPiece = 64 << 20
 
 // doNow does an operation, and waits for it.
 func doNow(s backend.Store, op backend.Op) error {
-	over := make(proof, 1)
+	over := make(waiter, 1)
 	op.Done = over
 	if !s.Submit(&op) {
 		<-over
 	}
 	return op.Err
 }
+
+type waiter chan struct{}
+
+func (w waiter) OpDone(*backend.Op) { w <- struct{}{} }
 
 // mostMirror is how large a mirror can grow, in bytes: what a node notes of its regions, eight bytes of memory for each 16 MiB, is
 // 128 MiB then.

@@ -106,7 +106,6 @@ type work struct {
 	op      backend.Op
 	one     [1][]byte // backs op.Segs where it is a part of a lease
 	lease   *mem.Lease
-	leaves  bool   // after an error of the operation under way nothing looks at the lease
 	scratch []byte // memory to look at the store's bytes in
 	want    [2]int // sizes of data and scratch in the lease that is being waited for
 
@@ -513,13 +512,14 @@ func (r *Request) OpDone(*backend.Op) {
 	r.client.Signal(&r.opDone)
 }
 
-// Leave is for the store; see backend.Leaver. A read can do without its memory when it fails: its client has not seen that yet.
+// Leave is for the store; see backend.Leaver. A read ends its transfer when it fails, and no step after that looks at the memory: neither at the
+// bytes of the store nor at data that were pulled.
 func (r *Request) Leave() (free func(), ok bool) {
-	if !r.leaves {
+	l := r.lease
+	if r.op.Kind != backend.Read || l == nil {
 		return nil, false
 	}
-	l := r.lease
-	r.lease, r.leaves = nil, false
+	r.lease, r.scratch = nil, nil
 	return l.Release, true
 }
 

@@ -20,12 +20,10 @@ func (r *Request) readLock() Next { return r.lockRange(holdShared, r.off, r.n, (
 
 func (r *Request) readStart() Next {
 	r.op.Flags = r.writeFlag()
-	r.leaves = true
 	return r.submit(backend.Read, r.off, r.n, r.lease.Bytes(), (*Request).readDone)
 }
 
 func (r *Request) readDone() Next {
-	r.leaves = false
 	if r.op.Err == nil {
 		r.segs = append(r.segs[:0], r.lease.Bytes()[:r.room])
 		r.In = r.segs

@@ -129,7 +129,7 @@ func (h *Heap) prove() error {
 	if h.term == 0 {
 		return nil
 	}
-	return h.read(make([]byte, h.block), 0)
+	return backend.Prove(h.store, h.term)
 }
 
 // Memory is where the objects are, for users to read. It changes as long as the heap is open.

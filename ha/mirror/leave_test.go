@@ -53,10 +53,21 @@ func TestReadsLeaveHungDisk(t *testing.T) {
 		leaves, stays := &leaver{done: make(chan *backend.Op, 1)}, &leaver{done: make(chan *backend.Op, 1), keeps: true}
 		op := read(leaves, 0)
 		read(stays, 4096)
+		proved := make(chan error, 1)
+		go func() { proved <- backend.Prove(a.mirror, op.Term) }()
 		l.await(b, "it takes over", func(s replica.State) bool { return s.Role == replica.Primary })
 		var moved *backend.MovedError
 		if over := <-leaves.done; !errors.As(over.Err, &moved) || !leaves.left || leaves.free != 0 {
 			t.Errorf("the read has ended with %v; its memory was left: %v, and is free: %d", over.Err, leaves.left, leaves.free)
+		}
+		synctest.Wait()
+		select {
+		case err := <-proved:
+			if !errors.As(err, &moved) {
+				t.Errorf("a proof that it serves ends with %v", err)
+			}
+		default:
+			t.Error("a proof that it serves waits for the disk")
 		}
 		op.Segs[0] = nil // the list of its pieces is the owner's again
 		l.expect(b, 64<<10, want)

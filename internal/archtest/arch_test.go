@@ -73,7 +73,7 @@ var rules = []rule{
 	// Queue pairs between nodes. It knows no mirror, nor which device it is.
 	{pkg: "ha/fabric", may: []string{"transport/rdma", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"ddp", "transport/rdma/iwarp", "transport/rdma/local"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
-	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
+	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
 	{pkg: "ha/front"},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// A heap is a step function and an edge, which works on a store; who uses one shares its wire with it, and nothing else.
