@@ -16,9 +16,9 @@ func importCommand() *cobra.Command {
 		Use:   "import FILE",
 		Short: "Turn a configuration of targetcli, nvmetcli or tgt into one for serve",
 		Long: `import reads the saveconfig.json of targetcli (LIO), the config.json of nvmetcli
-(Linux's target of NVMe) or the targets.conf of tgt. It writes a configuration for serve to standard output, and says on standard error what
-it could not take over. It reads the files that targets.conf includes. It opens no
-store and changes nothing.
+(Linux's target of NVMe) or the targets.conf of tgt, with the files that this one
+includes. It writes a configuration for serve to standard output, and says on standard
+error what it could not take over. It opens no store and changes nothing.
 
 Some rules of access have no equivalent here, such as the IP address of an initiator.
 import leaves them out, and in most cases the initiators that they admit as well. Where

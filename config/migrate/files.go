@@ -107,7 +107,7 @@ func (m *model) include(p *tgtParser, pattern, where string) ([]directive, error
 		inner := tgtParser{name: path, nesting: p.nesting + 1, included: p.included}
 		list, err := m.parseTGT(&inner, string(data))
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, err // which names the file
 		}
 		all = append(all, list...)
 	}

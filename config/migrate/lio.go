@@ -360,7 +360,7 @@ func (g *lioTPG) shown(i int, luns []lun) map[int]int {
 func (m *model) lioPortals(where string, g *lioTPG) (list []portal) {
 	for _, p := range g.Portals {
 		if p.ISER {
-			m.remark("%s: the portal %s:%d is for iSER; it becomes one for TCP: see transport in full.yaml for RDMA", where, p.Address, p.Port)
+			m.remark("%s: the portal %s:%d is for iSER; it becomes one for TCP; for RDMA write transport: verbs there", where, p.Address, p.Port)
 		}
 		at := portal{address: lioAddress(p.Address, p.Port)}
 		m.addPortal(at)

@@ -141,6 +141,9 @@ func (m *model) storeName(want string) string {
 		return '-'
 	}, want)
 	name = cmp.Or(strings.Trim(name[:min(len(name), 48)], "-."), "store")
+	if strings.EqualFold(name, "null") { // which YAML takes for nothing
+		name += "-disk"
+	}
 	taken := func(n string) bool { return slices.ContainsFunc(m.stores, func(s store) bool { return s.name == n }) }
 	unique := name
 	for i := 2; taken(unique); i++ {

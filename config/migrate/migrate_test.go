@@ -143,6 +143,20 @@ const stockB = `<target iqn.2008-09.com.example:b>
 </target>
 `
 
+// A file may have a name that YAML takes for something else than a word.
+func TestImportedStoresHaveNames(t *testing.T) {
+	for _, name := range []string{"null", "Null", "NULL", "true", "False", "yes", "off", "y", "7", "007", "0x1f", "1e3", "1_000", "1.5.img", ".inf", ".NaN", "-", "~", "<<", "2026-11-27", "ü"} {
+		r, err := Import("targets.conf", []byte("<target iqn.2008-09.com.example:a>\n  backing-store \"/srv/"+name+"\"\n</target>\n"), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if _, err := config.Parse("x.yaml", r.YAML); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // Files that include each other end.
 func TestImportIncludesItself(t *testing.T) {
 	files := machine{
@@ -152,13 +166,13 @@ func TestImportIncludesItself(t *testing.T) {
 		"etc/bad/1.conf":       &fstest.MapFile{Data: []byte("\n<target x>\n")},
 	}
 	for name, want := range map[string]string{
-		"/etc/tgt/targets.conf": "again and again", "/etc/wide/1.conf": "again and again", "/etc/bad/2.conf": "/etc/bad/1.conf: /etc/bad/1.conf, line 2: <target> is not closed",
+		"/etc/tgt/targets.conf": "again and again", "/etc/wide/1.conf": "again and again", "/etc/bad/2.conf": "this is none: /etc/bad/1.conf, line 2: <target> is not closed",
 	} {
 		data, err := files.ReadFile(name, 0)
 		if err != nil {
 			data = []byte("include 1.conf\n")
 		}
-		if _, err := Import(name, data, files); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := Import(name, data, files); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") || len(err.Error()) > 200 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -57,17 +57,17 @@ func (m *model) parseTGT(p *tgtParser, text string) ([]directive, error) {
 		case strings.HasPrefix(line, "</"):
 			name := strings.TrimSuffix(strings.TrimPrefix(line, "</"), ">")
 			if top.d == nil || !strings.EqualFold(strings.TrimSpace(name), top.d.name) {
-				return nil, fmt.Errorf("line %d: %s ends nothing that is open", i+1, line)
+				return nil, fmt.Errorf("%s: %s ends nothing that is open", at, line)
 			}
 			stack = stack[:len(stack)-1]
 			*stack[len(stack)-1].list = append(*stack[len(stack)-1].list, *top.d)
 		case strings.HasPrefix(line, "<"):
 			words := words(strings.TrimSuffix(strings.TrimPrefix(line, "<"), ">"))
 			if words[0] == "" || !strings.HasSuffix(line, ">") {
-				return nil, fmt.Errorf("line %d: %q is not a section", i+1, line)
+				return nil, fmt.Errorf("%s: %q is not a section", at, line)
 			}
 			if len(stack) > maxDepth {
-				return nil, fmt.Errorf("line %d: sections in sections in sections", i+1)
+				return nil, fmt.Errorf("%s: sections in sections in sections", at)
 			}
 			d := &directive{at: at, name: strings.ToLower(words[0]), args: words[1:], section: true}
 			stack = append(stack, open{d, &d.children})
@@ -138,7 +138,7 @@ func words(line string) []string {
 func (m *model) readTGT(text string) error {
 	list, err := m.parseTGT(&tgtParser{name: m.name, included: new(int)}, text)
 	if err != nil {
-		return fmt.Errorf("this is neither a saveconfig.json of targetcli nor a targets.conf of tgt: %w", err)
+		return fmt.Errorf("what does not begin with { is read as a targets.conf of tgt, and this is none: %w", err)
 	}
 	isns := make(map[string]string)
 	known := len(list) == 0 || len(m.remarks) > 0 // as one of tgt, be it empty, or with files that are not there
