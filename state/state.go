@@ -38,7 +38,7 @@ func Open(path string) (*Dir, error) { return open(osFS{}, path) }
 func open(fsys fileSystem, path string) (*Dir, error) {
 	d := &Dir{fs: fsys, path: path}
 	if err := fsys.MkdirAll(path); err != nil {
-		return nil, fmt.Errorf("the state directory cannot be made: %w", err)
+		return nil, fmt.Errorf("the state directory cannot be made: %w; choose another path, or let this user make it", err)
 	}
 	lock, err := fsys.Lock(filepath.Join(path, lockName))
 	if err != nil {

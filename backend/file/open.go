@@ -186,15 +186,15 @@ func openError(cfg Config, err error) error {
 	case err == unix.EINVAL && cfg.Direct:
 		return fdio.ErrNoDirect
 	case err == unix.ENOENT && cfg.ReadOnly:
-		return errors.New("the file does not exist, and a read-only store is not created")
+		return errors.New("the file does not exist, and a read-only store is not created; correct the path")
 	case err == unix.ENOENT && cfg.Existing:
-		return errors.New("the file does not exist, and create is false")
+		return errors.New("the file does not exist, and create is false; correct the path, or set create to true and give a size")
 	case err == unix.ENOENT && cfg.Size == 0:
 		return errors.New("the file does not exist; give a size to have it created")
 	case err == unix.ENOENT:
 		return fmt.Errorf("the directory %s does not exist; create it first", filepath.Dir(cfg.Path))
 	case err == unix.EISDIR:
-		return errors.New("is a directory; a file store needs a regular file")
+		return errors.New("is a directory; name a regular file")
 	case errors.Is(err, fs.ErrPermission) && cfg.ReadOnly:
 		return fmt.Errorf("%w: the user of this process (uid %d) needs to read the file", err, os.Geteuid())
 	case errors.Is(err, fs.ErrPermission), err == unix.EROFS:
@@ -210,7 +210,7 @@ func open(cfg Config, fd int, created bool) (*fdio.Store, error) {
 		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, errors.New("not a regular file, which a file store needs")
+		return nil, errors.New("not a regular file, which a file store needs; for a block device set type to device")
 	}
 	info, direct, err := shape(cfg, fd, &st)
 	if err != nil {

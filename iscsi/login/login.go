@@ -356,7 +356,7 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 			l.put("TargetAddress", l.found.Moved)
 		}
 		if status != pdu.LoginSuccess {
-			return fail(status, "target %q: %v", l.target, status)
+			return fail(status, "target %q: %v", l.target, whyNot(status))
 		}
 		if l.found.Alias != "" {
 			l.put("TargetAlias", l.found.Alias)
@@ -368,6 +368,19 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 		return fail(pdu.LoginAuthenticationFailure, "it skips authentication, which the target asks for")
 	}
 	return nil
+}
+
+// whyNot says for the log what a Directory means by a status.
+func whyNot(s pdu.LoginStatus) string {
+	switch s {
+	case pdu.LoginNotFound:
+		return "this portal leads to no target of that name"
+	case pdu.LoginAuthorizationFailure:
+		return "its initiators do not include this one"
+	case pdu.LoginServiceUnavailable:
+		return "it is being changed; initiators try again by themselves"
+	}
+	return s.String()
 }
 
 // names are the keys that say who wants what.

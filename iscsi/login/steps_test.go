@@ -221,6 +221,16 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Whoever reads the log learns what to change.
+func TestReasonOfRefusal(t *testing.T) {
+	for target, want := range map[string]string{"iqn.t:none": "no target of that name", "iqn.t:private": "its initiators do not include"} {
+		o := newClient(t).send(operational, full, true, "InitiatorName=iqn.c:1", "TargetName="+target)
+		if o.Err == nil || !strings.Contains(o.Err.Error(), want) || !strings.Contains(o.Err.Error(), target) {
+			t.Errorf("%s: %v, want %q", target, o.Err, want)
+		}
+	}
+}
+
 // RFC 7143 §6.2: C=1 is answered with an empty response until the text is whole.
 func TestContinued(t *testing.T) {
 	c := newClient(t)
