@@ -58,7 +58,7 @@ func ParseURL(s string) (URL, error) {
 	scheme, rest, ok := strings.Cut(s, "://")
 	i := slices.IndexFunc(schemes[:], func(x struct{ name, port string }) bool { return x.name == scheme })
 	if !ok || i < 0 {
-		const want = "a URL begins with iscsi://, iser+iwarp://, oneshot+iwarp:// or iser+verbs://"
+		const want = "a URL of iSCSI begins with iscsi://, iser+iwarp://, oneshot+iwarp:// or iser+verbs://"
 		if !ok || !isWord(scheme) {
 			return u, errors.New(want) // the rest may have a secret in it
 		}

@@ -30,6 +30,9 @@ func parseNVMe(arg string) (host.URL, error) {
 
 func (fl *flags) hostOptions(c *cobra.Command) (host.Options, error) {
 	o := host.Options{HostNQN: fl.hostNQN}
+	if err := withoutEffect(c, "initiator-name", "flow", "opcodes", "immediate", "nic", "nic-poll"); err != nil {
+		return o, err
+	}
 	if err := nvme.CheckNQN(o.HostNQN); err != nil {
 		return o, &usageError{fmt.Errorf("--host-nqn: %w", err)}
 	}

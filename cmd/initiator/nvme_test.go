@@ -72,6 +72,8 @@ portals: [{transport: nvme-tcp, listen: $PORTAL}]
 		{2, "is no namespace", []string{"read", at + "/" + nqn + "/0"}},
 		{1, "there is no namespace 5", []string{"read", at + "/" + nqn + "/5"}},
 		{1, "does not admit this host", []string{"ls", at + "/" + nqn + "-others"}},
+		{2, "--flow has no effect", []string{"ls", "--flow", "window", at}},
+		{2, "--nic has no effect", []string{"bench", "--nic", "/nowhere", at + "/" + nqn + "/1"}},
 		{2, "--host-nqn", []string{"ls", "--host-nqn", "me", at}},
 		{1, "reach beyond the end", []string{"read", "--offset", "8MiB", "--length", "1", at + "/" + nqn + "/1"}},
 	} {

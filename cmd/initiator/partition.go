@@ -47,7 +47,7 @@ users can see the command line but not the environment, so put user and secret i
 
 // partitionOptions are those of the library.
 func (fl *flags) partitionOptions(c *cobra.Command) (o endpoint.Options, err error) {
-	for _, name := range []string{"initiator-name", "flow", "opcodes", "immediate", "verbose"} {
+	for _, name := range []string{"initiator-name", "host-nqn", "flow", "opcodes", "immediate", "verbose"} {
 		if c.Flags().Changed(name) {
 			return o, &usageError{fmt.Errorf("--%s is for disks, not for partitions", name)}
 		}

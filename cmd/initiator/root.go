@@ -101,11 +101,11 @@ RDMA over iWARP needs no card and no kernel module.`,
 	command.ShowVersion(root)
 	root.SuggestionsMinimumDistance = 2
 	p := root.PersistentFlags()
-	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator")
+	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator, for all but nvme+tcp://")
 	p.StringVar(&f.hostNQN, "host-nqn", host.DefaultNQN, "`NQN` of this host, for nvme+tcp://")
 	p.BoolVar(&f.json, "json", false, "print JSON instead of text")
 	p.StringVar(&f.flow, "flow", "default", "`FLOW` by which memory becomes reachable over RDMA: conventional, register, window, static or one-shot; default: what suits the URL")
-	p.BoolVar(&f.opcodes, "opcodes", false, "mark one-shot messages by opcodes of their own instead of by flags")
+	p.BoolVar(&f.opcodes, "opcodes", false, "mark the messages of oneshot+iwarp:// by opcodes of their own instead of by flags")
 	p.IntVar(&f.immediate, "immediate", 0, "most `BYTES` of data that a write command carries with it; -1: none; 0: 8192")
 	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "`TIME` that connecting and logging in may take")
 	p.BoolVar(&f.verbose, "verbose", false, "write a log to standard error")
@@ -187,6 +187,16 @@ func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, 
 	if err != nil {
 		return initiator.Options{}, &usageError{err}
 	}
+	idle := []string{"host-nqn"}
+	if u.Transport != initiator.OneShot {
+		idle = append(idle, "opcodes")
+	}
+	if fl.nic == "" {
+		idle = append(idle, "nic-poll")
+	}
+	if err := withoutEffect(c, idle...); err != nil {
+		return initiator.Options{}, err
+	}
 	o := initiator.Options{InitiatorName: fl.name, Flow: flow, Opcodes: fl.opcodes, Immediate: fl.immediate}
 	if fl.verbose {
 		o.Logger = fl.logger(c)
@@ -199,6 +209,16 @@ func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, 
 	}
 	o.Device, err = fl.card(o.Logger)
 	return o, err
+}
+
+// withoutEffect refuses flags that were given and that change nothing of what the command does with its URL.
+func withoutEffect(c *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if c.Flags().Changed(name) {
+			return &usageError{fmt.Errorf("--%s has no effect here: leave it out; initiator --help says what it is for", name)}
+		}
+	}
+	return nil
 }
 
 // card returns the device of --nic. It turns to the next card when one has gone, for who begins again, as attach does.
