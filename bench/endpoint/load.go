@@ -19,6 +19,7 @@ import (
 	"oneshot/backend/memory"
 	"oneshot/endpoint"
 	"oneshot/endpoint/load"
+	"oneshot/endpoint/wal"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/local"
 	"oneshot/volume"
@@ -300,7 +301,7 @@ func parseFIO(out []byte) (s sample, err error) {
 	return s, nil
 }
 
-// group has all appenders append until the time is over.
+// group has each appender append once at least, and until the time is over.
 func group(seconds float64, add func(p []byte) error) (s sample, n int, err error) {
 	end := time.Now().Add(time.Duration(seconds * float64(time.Second)))
 	var mu sync.Mutex
@@ -310,7 +311,7 @@ func group(seconds float64, add func(p []byte) error) (s sample, n int, err erro
 		all.Go(func() {
 			p, k := make([]byte, record), 0
 			var failed error
-			for ; failed == nil && time.Now().Before(end); k++ {
+			for ; failed == nil && (k == 0 || time.Now().Before(end)); k++ {
 				failed = add(p)
 			}
 			mu.Lock()
@@ -337,8 +338,13 @@ func logLoad(ctx context.Context, dir string, seconds float64) (s sample, err er
 		return s, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
-	before := h.store.syncs // nothing is under way
-	s, n, err := appendAll(ctx, h.e, seconds)
+	l, err := wal.Open(ctx, h.e, wal.Options{Create: true})
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	before := h.store.syncs // nothing is under way; making the log took some
+	s, n, err := appendAll(l, seconds)
 	s.copies, s.syncs = 1, float64(h.store.syncs-before)/float64(n)
 	return s, err
 }

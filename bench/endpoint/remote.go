@@ -171,17 +171,17 @@ func remoteLog(ctx context.Context, d *daemon, seconds float64) (s sample, err e
 		return s, err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	s, _, err = appendAll(ctx, e, seconds)
+	l, err := wal.Open(ctx, e, wal.Options{Create: true})
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	s, _, err = appendAll(l, seconds)
 	return s, err
 }
 
-// appendAll has all appenders append to a log on e.
-func appendAll(ctx context.Context, e *endpoint.Endpoint, seconds float64) (s sample, n int, err error) {
-	l, err := wal.Open(ctx, e, wal.Options{Create: true})
-	if err != nil {
-		return s, 0, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
+// appendAll has all appenders append to a log. Nothing is under way when it returns.
+func appendAll(l *wal.Log, seconds float64) (s sample, n int, err error) {
 	return group(seconds, func(p []byte) error {
 		_, w := l.Append(p)
 		if errors.Is(w.Wait(), wal.ErrFull) {
