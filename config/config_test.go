@@ -119,7 +119,7 @@ portals:
   - {transport: verbs, listen: "[::1]:4003", polling: true}
   - {transport: iwarp, listen: "[::1]:4004", serve: partitions, clients: {db1: "the secret of db1"}, crc: false}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
-limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 40MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m, read_timeout: 9s}
+limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 68MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m, read_timeout: 9s}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{
-			Connections: 1, Sessions: 2, Commands: 3, ConnectionsPerSession: 9, Memory: 40 << 20, MemoryPerConnection: 2e6,
+			Connections: 1, Sessions: 2, Commands: 3, ConnectionsPerSession: 9, Memory: 68 << 20, MemoryPerConnection: 2e6,
 			LoginTimeout: 6 * time.Second, NopInterval: 0, NopTimeout: 8 * time.Minute, ReadTimeout: 9 * time.Second,
 		},
 	}
@@ -392,7 +392,7 @@ func TestNVMeRDMAPortals(t *testing.T) {
 	const head = `
 stores: {d: {type: memory, size: 1MiB}}
 subsystems: [{nqn: "nqn.2026-11.example.oneshot:d", namespaces: {1: d}}]
-limits: {memory: 6MiB}
+limits: {memory: 10MiB}
 portals:
 `
 	c, err := Parse("x.yaml", []byte(head+`

@@ -128,12 +128,12 @@ func (d *decoder) checkRDMAMemory(c *Config) {
 	for _, n := range devices {
 		messages += n
 	}
-	need := messages + minConnectionBytes
+	need := 2 * messages // mem.Pool.Keep
 	if first == nil || c.Limits.Memory >= need {
 		return
 	}
-	const format = "memory, %s, is too little: the RDMA devices of the portals take %s for messages (%s for each of iSER, %s for each of NVMe), and commands need %s: raise limits.memory to at least %s"
-	args := []any{FormatSize(c.Limits.Memory), FormatSize(messages), FormatSize(RDMADeviceMemory), FormatSize(NVMeDeviceMemory), FormatSize(minConnectionBytes), FormatSize(need)}
+	const format = "memory, %s, is too little: the RDMA devices of the portals take %s for messages (%s for each of iSER, %s for each of NVMe), and messages have no more than half: raise limits.memory to at least %s"
+	args := []any{FormatSize(c.Limits.Memory), FormatSize(messages), FormatSize(RDMADeviceMemory), FormatSize(NVMeDeviceMemory), FormatSize(need)}
 	if d.memory.given() {
 		d.memory.errorf(format, args...)
 		return

@@ -61,7 +61,7 @@ func TestAttentionWithoutMemory(t *testing.T) {
 func TestLoginWithoutMemory(t *testing.T) {
 	for framing, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
 		t.Run(framing, func(t *testing.T) {
-			b := newBenchOf(t, 16<<20, iwarp.Config{})
+			b := newBenchOf(t, 22<<20, iwarp.Config{})
 			defer b.takeMemory()()
 			c := b.dial(direct)
 			if a := c.logIn("MaxBurstLength=262144\x00FirstBurstLength=65536\x00DefaultTime2Wait=2\x00DefaultTime2Retain=0\x00MaxOutstandingR2T=1\x00ErrorRecoveryLevel=0\x00X-example.a=1\x00X-example.b=2\x00X-example.c=3\x00"); len(a.data) <= 256 {

@@ -143,7 +143,7 @@ func TestPullsJoined(t *testing.T) {
 
 // If a Read that serves several commands does not end well, none of them is executed, whatever has come.
 func TestJoinedPullsLost(t *testing.T) {
-	b := newBenchOf(t, 16<<20, iwarp.Config{LingerTime: 10 * time.Millisecond})
+	b := newBenchOf(t, 22<<20, iwarp.Config{LingerTime: 10 * time.Millisecond})
 	want := b.contents()
 	b.poison([]byte("harm"), 4096)
 	for i, e := range endings {

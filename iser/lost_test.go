@@ -134,7 +134,7 @@ func (b *bench) counted() (answered, aborted uint64) {
 func TestLostConnectionExecutesNothing(t *testing.T) {
 	for framing, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
 		t.Run(framing, func(t *testing.T) {
-			b := newBenchOf(t, 16<<20, iwarp.Config{LingerTime: 10 * time.Millisecond})
+			b := newBenchOf(t, 22<<20, iwarp.Config{LingerTime: 10 * time.Millisecond})
 			want := b.contents()
 			sessions := uint64(0)
 			for _, c := range fetched {

@@ -15,6 +15,7 @@ type Lease struct {
 	first  int32 // number of the block's first page
 	order  uint8
 	leased atomic.Bool
+	kept   bool // it is one of Pool.Keep
 	bytes  []byte
 	next   *Lease // in the free list of a shard, or among the spare ones
 }
@@ -42,6 +43,10 @@ func (l *Lease) Release() {
 	}
 	invariant.Fill(l.bytes)
 	l.bytes = nil
+	if l.kept {
+		l.kept = false
+		l.pool.kept.Add(-int64(PageSize) << l.order)
+	}
 	l.pool.release(l)
 }
 

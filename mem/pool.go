@@ -14,6 +14,7 @@ import (
 type Pool struct {
 	limit   int64
 	inUse   atomic.Int64 // bytes in leases, or about to be
+	kept    atomic.Int64 // of these, bytes in leases of Keep
 	waiting atomic.Bool  // there are waiters
 
 	waitMu  sync.Mutex // taken last; not held over calls to waiters
@@ -61,7 +62,7 @@ func (p *Pool) Lease(n int) *Lease {
 		panic(fmt.Sprintf("mem: lease of %d bytes, want 1 to %d", n, MaxLease))
 	}
 	order := orderOf(n)
-	if !p.reserve(PageSize << order) {
+	if !reserve(&p.inUse, PageSize<<order, p.limit) {
 		return nil
 	}
 	l := p.find(order)
@@ -70,6 +71,22 @@ func (p *Pool) Lease(n int) *Lease {
 		return nil
 	}
 	return l.begin(n)
+}
+
+// Keep is Lease for memory that its owner keeps for as long as he is there, such as receives of a connection. All of it takes no more
+// than half of the limit: the other half comes and goes, so that whoever waits for a lease of that size gets it one day.
+func (p *Pool) Keep(n int) *Lease {
+	size := int64(RoundUp(n))
+	if !reserve(&p.kept, size, p.limit/2) {
+		return nil
+	}
+	l := p.Lease(n)
+	if l == nil {
+		p.kept.Add(-size)
+		return nil
+	}
+	l.kept = true
+	return l
 }
 
 // NewShared is NewPool with memory that other processes can map: that of a file that is nowhere but in
@@ -100,14 +117,14 @@ func NewShared(limit int64) (*Pool, error) {
 // nobody. It stays the pool's.
 func (p *Pool) File() (fd int, ok bool) { return p.buddies.file, p.buddies.file != noFile }
 
-// reserve counts n bytes as in use, if the limit allows.
-func (p *Pool) reserve(n int64) bool {
+// reserve adds n bytes to a count, if the limit allows.
+func reserve(count *atomic.Int64, n, limit int64) bool {
 	for {
-		old := p.inUse.Load()
-		if n > p.limit-old {
+		old := count.Load()
+		if n > limit-old {
 			return false
 		}
-		if p.inUse.CompareAndSwap(old, old+n) {
+		if count.CompareAndSwap(old, old+n) {
 			return true
 		}
 	}
@@ -213,8 +230,8 @@ func (p *Pool) LeaseOrNotify(n int, w Waiter) *Lease {
 	return l
 }
 
-// Limit returns how many bytes leases may take together.
-func (p *Pool) Limit() int64 { return p.limit }
+// Limit returns how many bytes leases may take together, without those of Keep.
+func (p *Pool) Limit() int64 { return p.limit - p.kept.Load() }
 
 // Free returns how many bytes leases may take besides those that there are.
 func (p *Pool) Free() int64 { return p.limit - p.inUse.Load() }

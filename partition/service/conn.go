@@ -103,7 +103,7 @@ func (c *conn) open() (err error) {
 	s := c.s
 	l := s.cfg.Device.Limits()
 	c.most = min(l.MaxWork, 8*s.cfg.Credits)
-	if c.page = s.cfg.Pool.Lease(mem.PageSize); c.page == nil {
+	if c.page = s.cfg.Pool.Keep(mem.PageSize); c.page == nil {
 		return errMemory
 	}
 	depth := s.cfg.Credits + 2*slotsPer
@@ -149,7 +149,7 @@ func (c *conn) listen() error {
 // widen posts the receives of requests.
 func (c *conn) widen() error {
 	for len(c.slots) < c.s.cfg.Credits+1 {
-		l := c.s.cfg.Pool.Lease(slotLease)
+		l := c.s.cfg.Pool.Keep(slotLease)
 		if l == nil {
 			return errMemory
 		}

@@ -173,6 +173,50 @@ func TestHalfPosted(t *testing.T) {
 	until(t, "the memory is given back", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
 }
 
+// Connections that have receives of their own get no more of the memory than leaves enough for every command that Identify allows.
+func TestReceivesLeaveMemory(t *testing.T) {
+	d := rdmatest.NewFake()
+	d.Says.ReceiveWait = false
+	b := newBench(t, d)
+	first := b.queue()
+	var queues int
+	for err := error(nil); err == nil; {
+		admin := &rdmatest.FakeRequest{Data: request(0, 32)}
+		if err = b.target.accept(admin, 1); err != nil {
+			break
+		}
+		p := &fakePair{admin.Pair, t}
+		b.pairs = append(b.pairs, p)
+		p.Say(b.command(connect(0, 31), nvme.ConnectDataLen))
+		p.fetch(p.Next(), connectData(nvme.DynamicController))
+		_, e, _ := p.answer()
+		b.run(p, propertySet(nvme.PropCC, 0x460001), nil, 0)
+		for qid := uint16(1); qid <= 64 && err == nil; qid++ {
+			io := &rdmatest.FakeRequest{Data: request(qid, depth)}
+			if err = b.target.accept(io, 1); err != nil {
+				break
+			}
+			p := &fakePair{io.Pair, t}
+			b.pairs = append(b.pairs, p)
+			b.run(p, connect(qid, depth-1), connectData(uint16(e.DW0)), 0)
+			queues++
+		}
+	}
+	if queues < 50 {
+		t.Errorf("only %d queues find memory", queues)
+	}
+	const n = 2 << 20 // as much as a command can have
+	first.Say(b.command(rw(nvme.Write, 0, n), n))
+	reads := first.Next()
+	if len(reads) == 0 {
+		t.Fatalf("with %d queues, a command waits for memory that nobody gives back", queues)
+	}
+	first.fetch(reads, pattern(n, 1))
+	if _, e, _ := first.answer(); e.Status != nvme.Success {
+		t.Error(e.Status)
+	}
+}
+
 // The connection ends while data are fetched and answers wait: nothing is left.
 func TestEndInTheMiddle(t *testing.T) {
 	b := newBench(t, rdmatest.NewFake())

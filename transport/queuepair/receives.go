@@ -28,10 +28,10 @@ func (t *Target) slots(n int) (list [][]byte, leases []*mem.Lease, err error) {
 	size := t.cfg.Message
 	for left := n; left > 0; {
 		bytes := min(left*size, mem.MaxLease)
-		l := t.cfg.Pool.Lease(bytes)
+		l := t.cfg.Pool.Keep(bytes)
 		if l == nil {
 			release(leases)
-			return nil, nil, fmt.Errorf("%s: no memory for %d messages of %d bytes: the limit on buffer memory is reached; raise limits.memory", t.cfg.Name, n, size)
+			return nil, nil, fmt.Errorf("%s: no memory for %d messages of %d bytes: those of all connections have half of the buffer memory, or commands have all of it; raise limits.memory", t.cfg.Name, n, size)
 		}
 		leases = append(leases, l)
 		for off := 0; off+size <= bytes && left > 0; off += size {

@@ -160,7 +160,7 @@ func (t *Target) Busy() bool {
 func (t *Target) startingShare() int {
 	switch {
 	case t.shared == nil:
-		return max(int(t.cfg.Pool.Limit()/startingMemory)/mem.RoundUp(min(t.cfg.Own*t.cfg.Message, mem.MaxLease)), 1)
+		return max(int(t.cfg.Pool.Stats().Limit/startingMemory)/mem.RoundUp(min(t.cfg.Own*t.cfg.Message, mem.MaxLease)), 1)
 	case t.limits.PartTakesReceive:
 		return startingSlots
 	}
