@@ -74,7 +74,7 @@ func (s *slot) belongs(st *Stream) bool {
 	if only := s.stream.Load(); only != nil {
 		return only == st
 	}
-	return s.domain.Load() == st.domain
+	return s.domain.Load() == st.domain && !st.barred.Load()
 }
 
 // inside checks that n octets from TO on are in the region; n > 0. It only subtracts from numbers of

@@ -22,6 +22,7 @@ type Stream struct {
 	domain *Domain
 
 	outstanding atomic.Int32 // one-shot STags reserved and neither closed nor revoked
+	barred      atomic.Bool  // the peer reaches only what is of this stream alone
 
 	mu     sync.Mutex // taken before Table.mu; not shared with other streams
 	window int        // guarded by mu, like all below
@@ -40,6 +41,12 @@ func (t *Table) NewStream(d *Domain, window int) *Stream {
 
 // Domain returns the protection domain of the stream.
 func (st *Stream) Domain() *Domain { return st.domain }
+
+// Bar keeps the peer from all STags but those of the stream alone, until Admit.
+func (st *Stream) Bar() { st.barred.Store(true) }
+
+// Admit is the end of Bar.
+func (st *Stream) Admit() { st.barred.Store(false) }
 
 // SetWindow sets how many one-shot STags may be outstanding, after the peer has said so.
 func (st *Stream) SetWindow(window int) {

@@ -203,6 +203,14 @@ type Placer interface {
 	RegisterAt(b []byte, a Access, s STag, base uint64) (Region, error)
 }
 
+// Barrer is a QueuePair that can keep its peer from the memory of its domain.
+type Barrer interface {
+	// Bar has the peer reach nothing but memory that was advertised to it, until Admit: whatever else it names is of no connection of its
+	// own. No Read may be posted meanwhile. To be called before there is a connection.
+	Bar()
+	Admit()
+}
+
 // Granter is a Domain of a device whose owner chooses how peers name memory, and takes it back at any moment: a domain with
 // one queue pair gives it to one peer.
 type Granter interface {

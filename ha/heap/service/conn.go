@@ -103,6 +103,11 @@ func (c *conn) make() (err error) {
 		return err
 	}
 	c.free = append(c.free, c.qp.Close)
+	b, ok := c.qp.(rdma.Barrer)
+	if !ok {
+		return rdma.ErrUnsupported
+	}
+	b.Bar()
 	return nil
 }
 
@@ -270,6 +275,7 @@ func (c *conn) prove(m, answer *wire.Message) {
 		}
 	}
 	c.greets = 0
+	c.qp.(rdma.Barrer).Admit()
 	c.s.conns.Prove(c)
 	w := wire.Welcome{Proof: own, Nodes: c.s.cfg.Nodes()}
 	w.Nodes = w.Nodes[:min(len(w.Nodes), wire.MaxNodes)]

@@ -1,8 +1,8 @@
 // Package service serves a heap of objects to other machines: messages of ha/heap/wire, one request at a time on a connection,
 // and RDMA Reads of the heap's memory. It works on devices that let it choose STags (rdma.Placer).
 //
-// A connection can do nothing before its client has proved its name. Its domain has the heap's memory, for reading, and memory for
-// its own messages, without rights: of the target's other memory nothing is known to the device.
+// A connection can do nothing before its client has proved its name, nor does it reach memory (rdma.Barrer). Its domain has the heap's
+// memory, for reading, and memory for its own messages, without rights: of the target's other memory nothing is known to the device.
 package service
 
 import (

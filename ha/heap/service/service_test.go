@@ -273,7 +273,6 @@ func TestHostile(t *testing.T) {
 		do       func(p *peer, at wire.Pointer)
 	}{
 		"insert without proof": {true, func(p *peer, _ wire.Pointer) { p.send(insert) }},
-		"read without proof":   {true, func(p *peer, at wire.Pointer) { p.read(at.Key, at.Addr, 64) }},
 		"prove without hello":  {true, func(p *peer, _ wire.Pointer) { p.send(message(wire.Message{Op: wire.Prove, Data: make([]byte, 32)})) }},
 		"hello twice": {true, func(p *peer, _ wire.Pointer) {
 			p.ask(wire.Message{Op: wire.Hello, Data: wire.HelloData("app", wire.Nonce{})})
@@ -335,6 +334,38 @@ func (p *peer) read(key uint32, at uint64, n int) {
 
 func (p *peer) write(key uint32, at uint64) {
 	p.post(rdma.Work{Op: rdma.OpWrite, SGL: p.sge(8), RemoteSTag: rdma.STag(key), RemoteOffset: at})
+}
+
+// TestReadWithoutProof: no octet of the heap is read over a connection whose client has not proved its name, though it knows where it is, and what it
+// posts behind the proof is good.
+func TestReadWithoutProof(t *testing.T) {
+	r := newRig(t, Config{Secret: secretOf})
+	at := r.user("app", 5).ask(wire.Message{Op: wire.Insert, Client: 5, Number: 1, Data: []byte("mine")}).Pointer
+	read := func(p *peer) rdma.Status {
+		w := rdma.Work{Op: rdma.OpRead, Flags: rdma.Signaled, SGL: p.sge(8), RemoteSTag: rdma.STag(at.Key), RemoteOffset: at.Addr}
+		if _, err := p.qp.Post([]rdma.Work{w}); errors.Is(err, rdma.ErrDisconnected) {
+			return rdma.StatusFlushed
+		}
+		c := p.next()
+		for c.Op != rdma.OpRead {
+			c = p.next()
+		}
+		return c.Status
+	}
+	greeted := r.peer()
+	greeted.ask(wire.Message{Op: wire.Hello, Data: wire.HelloData("app", wire.Nonce{})})
+	denied := r.peer()
+	if a, _ := denied.greet("app", "another"); a.Status != wire.Denied {
+		t.Errorf("a wrong secret: %v", a.Status)
+	}
+	for name, p := range map[string]*peer{"no message": r.peer(), "a hello": greeted, "a wrong proof": denied} {
+		if s := read(p); s == rdma.StatusOK {
+			t.Errorf("%s: the Read is served", name)
+		}
+	}
+	if s := read(r.user("other", 6)); s != rdma.StatusOK {
+		t.Errorf("with a proof: %v", s)
+	}
 }
 
 // TestRefusedConnections: the private data, and how many there are.

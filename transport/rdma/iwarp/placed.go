@@ -9,7 +9,16 @@ import (
 	"oneshot/transport/rdma/soft"
 )
 
-var _ rdma.Placer = (*domain)(nil)
+var (
+	_ rdma.Placer = (*domain)(nil)
+	_ rdma.Barrer = (*queuePair)(nil)
+)
+
+// Bar implements rdma.Barrer.
+func (q *queuePair) Bar() { q.stream.Bar() }
+
+// Admit implements rdma.Barrer.
+func (q *queuePair) Admit() { q.stream.Admit() }
 
 // placed is memory under a name that its owner has chosen. It is not a region of the table but an Exposed: what leaves is copied
 // first, because the CRC of an FPDU has to be that of the octets that follow, and the memory may change at any time.
