@@ -125,6 +125,9 @@ doc=$root/usr/share/doc/oneshot
 grep -q golang "$doc/copyright" || fail "the package has no copyright"
 says '^oneshot (2.0) ' zcat "$doc/changelog.gz"
 says /usr/bin/oneshot zcat "$doc/NEWS.Debian.gz"
+while IFS=: read -r page link; do
+	[ -e "$(dirname "$page")/$link" ] || fail "$page leads to $link, which the package has not"
+done < <(grep -roP --include='*.md' '\]\((?!https?:)\K[^)#]+\.(md|yaml|svg)(?=[)#])' "$doc")
 for page in oneshot oneshot-serve oneshot-initiator oneshot-initiator-bench; do
 	[ -s "$root/usr/share/man/man1/$page.1.gz" ] || fail "there is no page $page"
 done

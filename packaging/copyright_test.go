@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write debian/copyright anew")
 
-const preamble = `oneshot: a block-storage target for iSCSI and iSER, and an initiator.
+const preamble = `oneshot: a block-storage target for iSCSI, iSER and NVMe over Fabrics, and an initiator.
 
 Copyright the oneshot maintainers. The sources of oneshot state no licence.
 

@@ -45,10 +45,11 @@ done
 for example in "$here"/../configs/*.yaml; do
 	put 644 "$example" "usr/share/doc/oneshot/examples/$(basename "$example")"
 done
-# The pages keep their places, so that links among them work.
-(cd "$here/.." && find README.md mgmt/API.md docs -name '*.md' -o -name '*.svg') | while read -r page; do
+# The pages keep their places, so that links among them work; those to sources lead nowhere.
+(cd "$here/.." && find README.md ARCHITECTURE.md CONTRIBUTING.md mgmt/API.md bench/results docs docs/examples/log/main.go -name '*.md' -o -name '*.svg' -o -name main.go) | sort -u | while read -r page; do
 	put 644 "$here/../$page" "usr/share/doc/oneshot/$page"
 done
+ln -s examples "$tree/usr/share/doc/oneshot/configs"
 put 755 "$here/../scripts/soft-roce.sh" usr/share/doc/oneshot/scripts/soft-roce.sh # docs/rdma.md runs it from there
 put 644 "$here/debian/copyright" usr/share/doc/oneshot/copyright
 gzip -9nc "$here/debian/NEWS" > "$docs/NEWS"
@@ -84,15 +85,16 @@ Depends: $depends
 Suggests: librdmacm1, ibverbs-providers, open-iscsi, prometheus
 Section: admin
 Priority: optional
-Description: block-storage target for iSCSI and iSER
+Description: block-storage target for iSCSI, iSER and NVMe over Fabrics
  Makes disks out of memory, files and block devices, and serves them over the
- network to open-iscsi, libiscsi, QEMU and every other iSCSI initiator, over TCP
- and over RDMA. One daemon in user space, one configuration file that is read
+ network to open-iscsi, libiscsi, QEMU, nvme-cli and every other initiator, over
+ TCP and over RDMA. One daemon in user space, one configuration file that is read
  again without disturbing sessions, figures for Prometheus.
  .
  The commands are oneshot, the target, and oneshot-initiator, which lists, reads,
- writes and measures the disks of iSCSI targets without the kernel's help, and
- attaches them as block devices, for which it needs the kernel's module nbd.
+ writes and measures disks of iSCSI and NVMe/TCP without the kernel's help, and
+ attaches those of iSCSI as block devices, for which it needs the kernel's module
+ nbd.
 CONTROL
 (cd "$tree" && find . -type f -not -path './DEBIAN/*' -printf '%P\n' | LC_ALL=C sort | xargs md5sum > DEBIAN/md5sums)
 
