@@ -63,7 +63,9 @@ func (t *Task) keepAlive() volume.Next {
 	return t.end(nvme.Success)
 }
 
-// abort ends another command of the controller, with status Aborted, if it has not ended (Base 2.0 §5.1).
+// abort ends another command of the controller, with status Aborted, if it has not ended (Base 2.0 §5.1). It says that the command was aborted
+// if that is over at once: a host takes it that nothing of the command comes later (Base 2.1 §5.1.1.1). A command that a store has, or whose
+// data RDMA Reads still place, ends with Aborted when these are done.
 func (t *Task) abort() volume.Next {
 	const notAborted = 1
 	sqid, cid := uint16(t.SQE.DWord(10)), uint16(t.SQE.DWord(10)>>16)
@@ -85,13 +87,16 @@ func (t *Task) abort() volume.Next {
 		if found != nil {
 			found.abortWith(nvme.Aborted)
 		}
-		admin.post(func() {
-			c.aborts--
-			if found != nil {
-				t.CQE.DW0 = 0
-			}
-			t.elsewhere = false
-			admin.step(t, t.end(nvme.Success))
+		q.post(func() { // when it has been resumed
+			over := found != nil && found.slot < 0
+			admin.post(func() {
+				c.aborts--
+				if over {
+					t.CQE.DW0 = 0
+				}
+				t.elsewhere = false
+				admin.step(t, t.end(nvme.Success))
+			})
 		})
 	})
 	return volume.Wait
