@@ -209,7 +209,7 @@ func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	return t.end(nvme.Success)
 }
 
-// disconnect ends an I/O queue (Base 2.0 §6.4). Its commands are aborted.
+// disconnect ends an I/O queue (Base 2.0 §6.4). Its commands are aborted, and Disconnect is answered when none is under way any more.
 func (t *Task) disconnect() volume.Next {
 	const offRecordFormat = 40
 	q := t.Queue
@@ -223,9 +223,18 @@ func (t *Task) disconnect() volume.Next {
 	for _, o := range q.tasks {
 		o.abortWith(nvme.AbortedByQueue)
 	}
+	q.disconnects, t.late = t, true
+	return volume.Wait
+}
+
+// disconnectIfIdle answers Disconnect, and ends the connection, if no other command is under way.
+func (q *Queue) disconnectIfIdle() {
+	if q.state >= queueLost || q.over || q.isBusy() {
+		return
+	}
 	q.over = true
-	q.post(func() { q.mover.Terminate(WhenSent) }) // what is aborted is answered before
-	return t.end(nvme.Success)
+	q.step(q.disconnects, q.disconnects.end(nvme.Success))
+	q.mover.Terminate(WhenSent)
 }
 
 // wide reports whether a property command is about 8 bytes.

@@ -57,6 +57,8 @@ type Queue struct {
 	// leaving: the daemon ends. No command is begun any more, and the controller ends when those that were are answered.
 	leaving bool
 	left    bool // leaving, and without commands; guarded by Controller.mu
+	// disconnects is the Disconnect that has come; nil: none has. No command is begun after it.
+	disconnects *Task
 	// fetching is for how many tasks the mover waits until the host has served its RDMA Reads, and fetched Node.clock when one
 	// of these last came on.
 	fetching int
@@ -150,6 +152,9 @@ func (q driver) Flush() {
 	if q.leaving {
 		q.leaveIfIdle()
 	}
+	if q.disconnects != nil {
+		q.disconnectIfIdle()
+	}
 	q.mover.Flush()
 	if q.state == queueLost {
 		q.settleEnd()
@@ -206,7 +211,7 @@ func (q *Queue) Command(t *Task, e nvme.SQE) bool {
 		q.sqhd = 0
 	}
 	t.state = taskWaiting
-	if q.leaving {
+	if q.leaving || q.disconnects != nil {
 		t.late = true
 		q.listTask(t)
 		return true
@@ -555,12 +560,17 @@ func (q *Queue) leave() {
 // leaveIfIdle ends a connection that leaves, if no command is under way. Those of a controller end together: a host that loses one gives up all.
 func (q *Queue) leaveIfIdle() {
 	switch {
-	case q.state >= queueLost, slices.ContainsFunc(q.tasks, func(t *Task) bool { return !t.parked && !t.late }):
+	case q.state >= queueLost, q.isBusy():
 	case q.ctrl == nil:
 		q.endNow(WhenSent)
 	default:
 		q.ctrl.leave(q)
 	}
+}
+
+// isBusy reports whether a command is under way, besides those that wait for something to tell, or for the end.
+func (q *Queue) isBusy() bool {
+	return slices.ContainsFunc(q.tasks, func(t *Task) bool { return !t.parked && !t.late })
 }
 
 // endNow ends the connection, because the daemon ends.

@@ -51,7 +51,7 @@ type Task struct {
 	status  nvme.Status // of an aborted command
 
 	parked    bool // an Asynchronous Event Request
-	late      bool // it has come when the queue was leaving, and is not begun
+	late      bool // it is not begun, for the queue was leaving when it came; or is the Disconnect that waits for the others
 	elsewhere bool // somebody else works for it, and steps it when that is done
 	// waits: a Connect waits until what its host has left in the subsystem is over.
 	waits *Subsystem
