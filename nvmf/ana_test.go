@@ -111,6 +111,20 @@ func TestANA(t *testing.T) {
 					t.Errorf("%v: command %#x, feature %#x: %v, want %v", s.state, op, f, a.Status, s.want)
 				}
 			}
+			all := feature(nvme.AdminSetFeatures, f)
+			all.NSID = nvme.AllNamespaces // one of which is not to be had (Base 2.0 §8.1.3)
+			if a := two.admin.do(all, 0, nil, false); a.Status != s.want {
+				t.Errorf("%v: feature %#x of all namespaces: %v, want %v", s.state, f, a.Status, s.want)
+			}
+		}
+		if s.want != nvme.Success { // neither part of a pair says "do not retry"
+			first, second := rw(nvme.Compare, 1), rw(nvme.Write, 1)
+			first.Fuse, second.Fuse = nvme.FusedFirst, nvme.FusedSecond
+			two.io.start(first, 512, fill(512, 0), true)
+			two.io.start(second, 512, fill(512, 1), true)
+			if got := two.io.take(); len(got) != 2 || got[0].Status != s.want || got[1].Status != nvme.FusedFailed {
+				t.Errorf("%v: a pair: %v", s.state, got)
+			}
 		}
 		two.admin.must(nvme.Command{Opcode: nvme.AdminIdentify, NSID: 1}, nvme.IdentifyLen, nil, false)
 		two.admin.must(nvme.Command{Opcode: nvme.AdminGetFeatures, DWords: [6]uint32{uint32(nvme.FeatureQueues)}}, 0, nil, false)

@@ -47,20 +47,23 @@ func (t *Task) checkFeature(f nvme.FID, set bool) bool {
 	case c.sub.isDiscovery() && !discoveryFeature(f):
 		t.refuse(nvme.InvalidField)
 	case isNamespaceFeature(f):
-		if nsid == nvme.AllNamespaces && set {
+		switch p := t.Queue.path(nsid); {
+		case nsid == nvme.AllNamespaces && set:
 			t.hold(*t.Queue.paths.Load()...)
-			return false
-		}
-		p := t.Queue.path(nsid)
-		if p == nil {
+		case p == nil:
 			t.refuse(nvme.InvalidNamespace)
 			return true
+		default:
+			t.hold(p)
 		}
-		t.hold(p)
-		// Base 2.0 §8.1.3: they are of the namespace, which is not to be had this way.
-		s := refusal(access.Denial(p.at.denied.Load())&access.OfGroups, false, false)
-		t.end(s)
-		return s != nvme.Success
+		// Base 2.0 §8.1.3: they are of the namespace, which is not to be had this way; of all, if one is not.
+		for _, p := range t.held {
+			if s := refusal(access.Denial(p.at.denied.Load())&access.OfGroups, false, false); s != nvme.Success {
+				t.end(s)
+				return true
+			}
+		}
+		return false
 	case nsid != 0 && nsid != nvme.AllNamespaces && t.Queue.path(nsid) == nil:
 		t.refuse(nvme.InvalidNamespace)
 	case set && nsid != 0 && nsid != nvme.AllNamespaces:

@@ -249,7 +249,7 @@ func (t *Task) deallocate() volume.Next {
 // fusion begins a command, alone or as a part of a pair: the second follows the first in its queue (Base 2.0 §3.4.2).
 func (q *Queue) fusion(t *Task) {
 	first, failed := q.first, q.failed
-	q.failed = false
+	q.failed = 0
 	fuse := t.SQE.Fuse()
 	if fuse != nvme.FusedSecond || t.SQE.Opcode() == nvme.Fabrics || q.id == 0 {
 		if first != nil {
@@ -257,12 +257,14 @@ func (q *Queue) fusion(t *Task) {
 			first.abortWith(nvme.FusedMissing | nvme.DNR)
 		}
 		q.step(t, t.start())
-		q.failed = fuse == nvme.FusedFirst && q.first == nil
+		if fuse == nvme.FusedFirst && q.first == nil {
+			q.failed = t.secondFails()
+		}
 		return
 	}
 	switch {
-	case failed:
-		q.step(t, t.refuse(nvme.FusedFailed))
+	case failed != 0:
+		q.step(t, t.end(failed))
 	case first == nil:
 		q.step(t, t.refuse(nvme.FusedMissing))
 	case !first.matches(t):
@@ -273,6 +275,10 @@ func (q *Queue) fusion(t *Task) {
 		q.first = nil
 		first.abortWith(nvme.FusedFailed | nvme.DNR)
 		q.step(t, t.refuse(t.descriptor()))
+	case first.path.ns.readOnly:
+		q.first = nil
+		first.abortWith(nvme.FusedFailed | nvme.DNR)
+		q.step(t, t.refuse(nvme.WriteProtected))
 	default:
 		q.first = nil
 		first.second, t.pair = t, first
@@ -290,8 +296,11 @@ func (q *Queue) fusion(t *Task) {
 // matches reports whether w is the write of the pair whose compare is t.
 func (t *Task) matches(w *Task) bool {
 	return w.SQE.Opcode() == nvme.Write && w.SQE.NSID() == t.SQE.NSID() && w.SQE.QWord(10) == t.SQE.QWord(10) &&
-		w.SQE.DWord(12)&0xffff == t.SQE.DWord(12)&0xffff && w.SQE.DWord(12)&prInfo == 0 && w.Len == t.Len && !t.path.ns.readOnly && !t.aborted
+		w.SQE.DWord(12)&0xffff == t.SQE.DWord(12)&0xffff && w.SQE.DWord(12)&prInfo == 0 && w.Len == t.Len && !t.aborted
 }
+
+// secondFails is the status of the second command of a pair whose first, t, has failed: the pair may be repeated if t may be.
+func (t *Task) secondFails() nvme.Status { return nvme.FusedFailed | t.CQE.Status&nvme.DNR }
 
 // pullSecond fetches the data of the second command of a pair behind those of the first.
 func (q *Queue) pullSecond(first *Task) {

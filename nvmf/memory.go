@@ -32,14 +32,19 @@ func (q *Queue) lease(t *Task, n int) *mem.Lease {
 // longer than somebody may keep memory from others who takes no answers.
 const retryDelay = 20
 
-// repeatLater ends a command whose data have come with it, and for which there is no memory. A host that does not let itself be
-// told repeats it at once.
-func (t *Task) repeatLater() {
-	s := nvme.Interrupted
-	if c := t.Queue.ctrl; c != nil && c.delays.Load() {
-		s |= nvme.RetryDelay1
+// repeatLater ends a command whose data have come with it, and for which there is no memory.
+func (t *Task) repeatLater() { t.abortWith(t.Again()) }
+
+// Again is the status of a command for which there is no memory: its host is to repeat it. Command Interrupted is only for hosts that let themselves
+// be told when (ACRE, Base 2.0 figure 95). Others repeat at once.
+func (t *Task) Again() nvme.Status {
+	switch c := t.Queue.ctrl; {
+	case c != nil && c.delays.Load():
+		return nvme.Interrupted | nvme.RetryDelay1
+	case t.path != nil || t.pair != nil:
+		return nvme.NamespaceNotReady
 	}
-	t.abortWith(s)
+	return nvme.InternalError
 }
 
 func (q *Queue) tryLease(t *Task, n int) *mem.Lease {

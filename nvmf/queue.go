@@ -47,7 +47,7 @@ type Queue struct {
 	told   int         // of live: answered, and the mover has not said yet that the answer has left
 	tasks  []*Task     // outstanding: in a store, waiting, or fetching data
 	first  *Task       // the first command of a fused pair, which waits for the second
-	failed bool        // the last command was the first of a pair, and has failed
+	failed nvme.Status // of the second of a pair, if the last command was the first one, and has failed; else 0
 	begun  []*path     // with operations that wait for Kick
 	hungry []*Task     // of tasks, waiting for memory
 	leased int         // bytes of I/O memory that tasks hold, as the pool counts them
@@ -355,11 +355,11 @@ func (q *Queue) answer(t *Task) {
 	if second != nil {
 		t.second, second.pair = nil, nil
 		if t.CQE.Status != nvme.Success {
-			second.CQE.Status = nvme.FusedFailed | nvme.DNR
+			second.CQE.Status = t.secondFails()
 		}
 	}
 	if q.first == t {
-		q.first, q.failed = nil, true
+		q.first, q.failed = nil, t.secondFails()
 	}
 	q.send(t)
 	if second != nil {

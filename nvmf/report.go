@@ -67,7 +67,7 @@ func failure(s nvme.Status) iostat.Failure {
 		return iostat.AbortedCommand
 	case nvme.ReservationConflict:
 		return iostat.ReservationConflict
-	case nvme.Interrupted:
+	case nvme.Interrupted, nvme.NamespaceNotReady:
 		return iostat.TaskSetFull
 	case nvme.SanitizeFailed, nvme.SanitizeInProgress, nvme.InternalPath, nvme.PersistentLoss, nvme.Inaccessible, nvme.PathInTransition:
 		return iostat.OtherSense

@@ -136,7 +136,7 @@ func TestDropController(t *testing.T) {
 func TestFailures(t *testing.T) {
 	for s, want := range map[nvme.Status]iostat.Failure{
 		nvme.WriteFault | nvme.DNR | nvme.More: iostat.MediumError, nvme.InternalError: iostat.HardwareError, nvme.WriteProtected | nvme.DNR: iostat.DataProtect,
-		nvme.ReservationConflict | nvme.DNR: iostat.ReservationConflict, nvme.Interrupted | nvme.RetryDelay1: iostat.TaskSetFull,
+		nvme.ReservationConflict | nvme.DNR: iostat.ReservationConflict, nvme.Interrupted | nvme.RetryDelay1: iostat.TaskSetFull, nvme.NamespaceNotReady: iostat.TaskSetFull,
 		nvme.Inaccessible: iostat.OtherSense, nvme.TransientTransport: iostat.AbortedCommand, nvme.LBAOutOfRange: iostat.IllegalRequest,
 	} {
 		if got := failure(s); got != want {

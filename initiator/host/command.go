@@ -81,7 +81,7 @@ var commandNames = map[nvme.Opcode]string{
 var statusNames = map[nvme.Status]string{
 	nvme.InvalidOpcode: "invalid opcode", nvme.InvalidField: "invalid field", nvme.InternalError: "internal error", nvme.Aborted: "aborted",
 	nvme.AbortedByQueue: "aborted with its queue", nvme.FusedFailed: "the other command of the pair has failed", nvme.InvalidNamespace: "there is no such namespace",
-	nvme.WriteProtected: "the namespace is read-only", nvme.Interrupted: "interrupted", nvme.TransientTransport: "transport error", nvme.LBAOutOfRange: "blocks behind the end",
+	nvme.WriteProtected: "the namespace is read-only", nvme.Interrupted: "interrupted", nvme.NamespaceNotReady: "the namespace is not ready", nvme.TransientTransport: "transport error", nvme.LBAOutOfRange: "blocks behind the end",
 	nvme.CapacityExceeded: "no space", nvme.ReservationConflict: "reservation conflict", nvme.ConnectInvalidHost: "the subsystem does not admit this host",
 	nvme.ConnectBusy: "the controller has no room", nvme.WriteFault: "write fault", nvme.UnrecoveredRead: "unreadable", nvme.CompareFailure: "the blocks differ",
 	nvme.SanitizeInProgress: "sanitize in progress", nvme.Inaccessible: "not accessible on this path", nvme.PersistentLoss: "lost on this path",

@@ -148,7 +148,7 @@ func (m *Mover) Answer(nt *nvmf.Task) {
 	if n > 0 {
 		invariant.Check(keyed && n <= int(t.sgl.Length), "nvmerdma: more data than the host has room for")
 		if !m.deliver(t, n) {
-			nt.CQE.Status, nt.CQE.DW0, nt.CQE.DW1 = nvme.Interrupted, 0, 0
+			nt.CQE.Status, nt.CQE.DW0, nt.CQE.DW1 = nt.Again(), 0, 0
 		}
 	}
 	w := &t.ans.Message
