@@ -15,7 +15,7 @@ import (
 // A connection carries frames: the length of what follows (4 bytes), a type, a payload. The one who has dialed sends
 // messages; the other one answers the hello, and then sends nothing more.
 //
-//	member   ── hello ──►  ◄── hello or refusal ──   ── message, idle, message … ──►
+//	member   ── hello ──►  ◄── hello, refusal or unmet ──   ── message, idle, message … ──►
 //	stranger ── join  ──►  ◄── welcome or refusal ──
 //	member   ── stream ─►  ◄── hello or refusal ──   … bytes of others (stream.go)
 const (
@@ -26,6 +26,7 @@ const (
 	frameJoin
 	frameWelcome
 	frameStream
+	frameUnmet // a hello, and why that of the other one counts later: each has to meet the other where it is looked for
 )
 
 const (
@@ -84,6 +85,17 @@ func decodeMessage(b []byte, from uint64) (Message, error) {
 	return m, proto.Unmarshal(c.b, m.Raft)
 }
 
+func unmet(own Hello, why error) []byte {
+	return frame(frameUnmet, append(own.encode(), why.Error()...))
+}
+
+// decodeUnmet reads who has answered, and why it does not take this node yet.
+func decodeUnmet(b []byte) (h Hello, why, err error) {
+	n := min(len(b), len(h.encode()))
+	h, err = decodeHello(b[:n])
+	return h, &StrangerError{textOf(b[n:])}, err
+}
+
 // A refusal says why, and whether for good.
 const (
 	refusalLater = iota
@@ -105,14 +117,19 @@ func refusal(err error) []byte {
 func decodeRefusal(b []byte) error {
 	c := cursor{b: b}
 	kind := c.u8()
-	text := fmt.Sprintf("%q", c.b)
-	if isText(c.b) {
-		text = string(c.b)
-	}
+	text := textOf(c.b)
 	if kind == refusalOutdated || kind == refusalFormer {
 		return &OutdatedError{Why: text, Former: kind == refusalFormer}
 	}
 	return &StrangerError{text}
+}
+
+// textOf is what a peer says, for a log.
+func textOf(b []byte) string {
+	if isText(b) {
+		return string(b)
+	}
+	return fmt.Sprintf("%q", b)
 }
 
 func isText(b []byte) bool {

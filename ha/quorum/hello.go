@@ -27,11 +27,14 @@ type (
 	}
 	// RunningError: a member that is connected in another life. It goes away when that one has ended.
 	RunningError struct{ Why string }
+	// UnmetError: a member in a life that this one has not met at the member's address. It is taken when it answers there.
+	UnmetError struct{ Why string }
 )
 
 func (e *StrangerError) Error() string { return e.Why }
 func (e *OutdatedError) Error() string { return e.Why }
 func (e *RunningError) Error() string  { return e.Why }
+func (e *UnmetError) Error() string    { return e.Why }
 
 func replacedError(name string) error {
 	return &OutdatedError{Former: true, Why: fmt.Sprintf("node %s was replaced or removed, and this machine is the former one: to use it again, empty its state directory and run `target ha join` with a new token", name)}
@@ -60,11 +63,13 @@ func (c *Core) Hello() Hello {
 func (c *Core) Seen() map[uint64]Seen { return maps.Clone(c.log.seen) }
 
 // Admit checks the hello of a member that its certificate names. connected says that another life of it is
-// connected, and was heard within the election timeout. When it returns nil connections of other lives have to end.
+// connected, and was heard within the election timeout. there says that the hello was made at the address at which this node looks for the member:
+// a life that is not known yet is taken nowhere else, or a clone would have the place of a node that is cut off. When it returns nil connections
+// of other lives have to end.
 //
 // before is what Seen said of the member before it made the hello. A hello may be late: what the member has written since
 // then it may have told over its other connection already.
-func (c *Core) Admit(h Hello, before Seen, connected bool) error {
+func (c *Core) Admit(h Hello, before Seen, connected, there bool) error {
 	if h.Cluster != c.log.id.Cluster {
 		return &StrangerError{fmt.Sprintf("this is cluster %016x, and the node is of cluster %016x: look at the addresses in `cluster.nodes` of both", c.log.id.Cluster, h.Cluster)}
 	}
@@ -93,6 +98,8 @@ func (c *Core) Admit(h Hello, before Seen, connected bool) error {
 		return setBackError(name, seen.Batch, h.Start-1)
 	case connected:
 		return &RunningError{fmt.Sprintf("node %s is connected already, from another machine or in a life that is about to end: if this one is a clone, end it", name)}
+	case !there:
+		return &UnmetError{fmt.Sprintf("node %s does not answer in this life at the address that `cluster.nodes` has of it, where it was looked for: if this machine is a clone of it, end it", name)}
 	}
 	c.log.note(h.Number, Seen{h.Incarnation, h.Nonce, h.Batch})
 	return nil

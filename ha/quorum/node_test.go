@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"runtime"
@@ -27,6 +28,8 @@ type network struct {
 	listeners map[string]*listener
 	wrap      func(net.Conn) net.Conn
 	corrupted int
+	away      string                 // the machine whose cable is pulled; empty: none
+	conns     map[net.Conn][2]string // between which machines
 }
 
 type listener struct {
@@ -53,6 +56,38 @@ func (w *network) listen(name string) *listener {
 	l := &listener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	w.listeners[name] = l
 	return l
+}
+
+// pull pulls the cable of a machine, and of no other one.
+func (w *network) pull(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.away = name
+	for c, ends := range w.conns {
+		if slices.Contains(ends[:], name) {
+			_ = c.Close()
+			delete(w.conns, c)
+		}
+	}
+}
+
+// dialFrom is the way from one machine to others.
+func (w *network) dialFrom(from string) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, name string) (net.Conn, error) {
+		w.mu.Lock()
+		away := w.away
+		w.mu.Unlock()
+		if away != "" && (from == away || name == away) {
+			return nil, errors.New("no route to host")
+		}
+		c, err := w.dial(ctx, name)
+		if err == nil {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.conns[c] = [2]string{from, name}
+		}
+		return c, err
+	}
 }
 
 func (w *network) dial(ctx context.Context, name string) (net.Conn, error) {
@@ -85,7 +120,7 @@ type lab struct {
 }
 
 func newLab(t *testing.T) *lab {
-	l := &lab{t, &network{listeners: map[string]*listener{}}, map[string]*disk{}, map[string]*Node{}}
+	l := &lab{t, &network{listeners: map[string]*listener{}, conns: map[net.Conn][2]string{}}, map[string]*disk{}, map[string]*Node{}}
 	l.disks["a"] = newDisk()
 	if _, err := Init(l.disks["a"], "lab", "a", false, 0); err != nil {
 		t.Fatal(err)
@@ -109,7 +144,7 @@ func (l *lab) openAt(name string, d *disk) (*Node, error) {
 	if os.Getenv("ONESHOT_SIM_LOG") != "" {
 		logger = slog.New(slog.NewTextHandler(l.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", name)
 	}
-	return Open(Options{FS: d, Listener: l.net.listen(name), Dial: l.net.dial, Log: logger})
+	return Open(Options{FS: d, Listener: l.net.listen(name), Dial: l.net.dialFrom(name), Log: logger})
 }
 
 // join makes a member of a new machine, through node a.
@@ -340,6 +375,42 @@ func TestImpostors(t *testing.T) {
 		l.put("a", "x", 3, "four")
 		if _, err := l.openAt("lost", newDisk()); !errors.Is(err, ErrNoLog) || !strings.Contains(err.Error(), "target ha replace") {
 			t.Errorf("a lost directory: %v", err)
+		}
+	})
+}
+
+// TestCloneOfUnheard: a clone of a node begins at another address while the node is cut off from the others, who could not tell it from the node in a new life.
+// They do not take it, so the node is one of them when its cable is back. At the node's address it is the node.
+func TestCloneOfUnheard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		l.put("a", "x", 0, "one")
+		l.get("b", "x", "one")
+		time.Sleep(time.Minute) // all have heard how far the log of b has come
+		l.net.pull("b")
+		l.until("a", "b is not heard", func(s *Status) bool { return len(s.Heard) == 2 })
+		l.until("w", "b is not heard", func(s *Status) bool { return len(s.Heard) == 2 })
+		var copied *disk
+		l.nodes["b"].do(func() { copied = l.disks["b"].cut(nil, 1) })
+		clone, err := l.openAt("elsewhere", copied)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.nodes["clone"] = clone
+		l.until("clone", "it is told why it is not taken", func(s *Status) bool {
+			return slices.ContainsFunc(slices.Collect(maps.Values(s.Broken)), func(why string) bool { return strings.Contains(why, "if this machine is a clone") })
+		})
+		time.Sleep(time.Minute)
+		if s := l.nodes["a"].Status(); len(s.Heard) != 2 || clone.Status().Leader != 0 {
+			t.Errorf("%v are heard, and for the clone %d leads", s.Heard, clone.Status().Leader)
+		}
+		l.net.pull("")
+		l.until("a", "b is back", func(s *Status) bool { return len(s.Heard) == 3 })
+		l.put("b", "x", 1, "two")
+		if s := l.nodes["b"].Status(); s.Trouble != nil {
+			t.Errorf("b is refused, because of its clone: %v", s.Trouble)
 		}
 	})
 }

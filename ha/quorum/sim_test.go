@@ -417,11 +417,11 @@ func (n *simNode) meet(o *simNode) {
 	if n.number == o.number {
 		return // nobody connects with itself
 	}
-	errN := n.core.Admit(o.core.Hello(), n.core.Seen()[o.number], n.hasOther(o))
+	errN := n.core.Admit(o.core.Hello(), n.core.Seen()[o.number], n.hasOther(o), true)
 	if errN == nil {
 		n.peers[o.number], n.lives[o.number] = o.place, o.life
 	}
-	errO := o.core.Admit(n.core.Hello(), o.core.Seen()[n.number], o.hasOther(n))
+	errO := o.core.Admit(n.core.Hello(), o.core.Seen()[n.number], o.hasOther(n), true)
 	if errO == nil {
 		o.peers[n.number], o.lives[n.number] = n.place, n.life
 	}

@@ -46,10 +46,11 @@ type peer struct {
 	linked bool     // guarded by mu
 	why    string   // there is no connection; guarded by mu
 	wake   chan struct{}
+	again  chan struct{} // a token: there is reason to dial now
 }
 
 func newPeer(n *Node, number uint64, name string) *peer {
-	p := &peer{n: n, number: number, name: name, wake: make(chan struct{}, 1)}
+	p := &peer{n: n, number: number, name: name, wake: make(chan struct{}, 1), again: make(chan struct{}, 1)}
 	p.ctx, p.cancel = context.WithCancel(n.ctx)
 	n.wg.Go(p.run)
 	return p
@@ -84,6 +85,10 @@ func (p *peer) link(up bool) {
 	p.linked, p.queue, p.bytes = up, nil, 0
 	if up {
 		p.why = ""
+		select { // whoever had reason to want a connection has it
+		case <-p.again:
+		default:
+		}
 	}
 }
 
@@ -116,9 +121,24 @@ func (p *peer) run() {
 		}
 		select {
 		case <-p.ctx.Done():
+		case <-p.again:
+			pause = firstPause
 		case <-time.After(pause):
+			pause = min(2*pause, lastPause)
 		}
-		pause = min(2*pause, lastPause)
+	}
+}
+
+// dialNow ends the pause before the next connection, unless there is one.
+func (p *peer) dialNow() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.linked {
+		return
+	}
+	select {
+	case p.again <- struct{}{}:
+	default:
 	}
 }
 
@@ -131,7 +151,7 @@ func (p *peer) connect() (linked bool, err error) {
 		return false, err
 	}
 	conn := tls.Client(raw, p.n.tls.config)
-	defer func() { _ = conn.Close() }()
+	defer func() { _ = raw.Close() }() // TLS would want to say so, and wait until somebody reads that
 	stop := context.AfterFunc(p.ctx, func() { _ = raw.Close() })
 	defer stop()
 	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
@@ -178,14 +198,25 @@ func (p *peer) greet(conn net.Conn) error {
 		if err != nil {
 			return err
 		}
-		if h.Number != p.number {
-			return fmt.Errorf("node %s says that it is number %d", p.name, h.Number)
+		return p.admit(h, before)
+	case frameUnmet:
+		h, why, err := decodeUnmet(b)
+		if err != nil {
+			return err
 		}
-		refused := context.Canceled
-		p.n.do(func() { refused = p.n.core.Admit(h, before, p.n.hears(h)) })
-		return refused
+		return cmp.Or(p.admit(h, before), why)
 	}
 	return fmt.Errorf("a frame of type %d came in place of a hello", kind)
+}
+
+// admit takes the life in which the member answers at its address.
+func (p *peer) admit(h Hello, before Seen) error {
+	if h.Number != p.number {
+		return fmt.Errorf("node %s says that it is number %d", p.name, h.Number)
+	}
+	refused := context.Canceled
+	p.n.do(func() { refused = p.n.core.Admit(h, before, p.n.hears(h), true) })
+	return refused
 }
 
 // pump writes what is queued, and now and then that there is nothing.
@@ -400,16 +431,31 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 	n := a.n
 	in := &incoming{conn: conn, nonce: h.Nonce, heard: time.Now()}
 	var own Hello
-	refused := context.Canceled
+	var back *peer
+	isUnmet, refused := false, context.Canceled
 	n.do(func() {
-		if refused = n.core.Admit(h, before, n.hears(h)); refused == nil {
-			if old := n.incoming[number]; old != nil {
-				_ = old.conn.Close()
-			}
-			n.incoming[number], own = in, n.core.Hello()
-			n.meet(number, name)
+		own = n.core.Hello()
+		refused = n.core.Admit(h, before, n.hears(h), false)
+		if _, isUnmet = errors.AsType[*UnmetError](refused); !isUnmet && refused != nil {
+			return
 		}
+		n.meet(number, name)
+		if back = n.peers[number]; back == nil {
+			isUnmet, refused = false, context.Canceled // this node ends
+		}
+		if refused != nil {
+			return
+		}
+		if old := n.incoming[number]; old != nil {
+			_ = old.conn.Close()
+		}
+		n.incoming[number] = in
 	})
+	if isUnmet {
+		_, err := conn.Write(unmet(own, refused))
+		back.dialNow()
+		return cmp.Or(err, refused)
+	}
 	if refused != nil {
 		_, err := conn.Write(refusal(refused))
 		n.opts.Log.Warn("a node was refused", "node", name, "reason", refused)
@@ -424,6 +470,7 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 	if _, err := conn.Write(frame(frameHello, own.encode())); err != nil {
 		return err
 	}
+	back.dialNow() // it knows this life now
 	_ = conn.SetWriteDeadline(time.Time{})
 	for {
 		_ = conn.SetReadDeadline(time.Now().Add(silence))
