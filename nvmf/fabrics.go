@@ -86,6 +86,8 @@ func (t *Task) connectData() volume.Next {
 		return t.refuse(nvme.CommandSequence)
 	case sub == nil:
 		return t.invalidParameter(true, nvme.OffSubNQN)
+	case host == subNQN: // what either proves would be what the other does
+		return t.refuse(nvme.ConnectInvalidHost)
 	case !sub.admits(host):
 		q.log.Info("connection refused: the subsystem does not admit the host (hosts)", "host", host, "subsystem", subNQN)
 		return t.refuse(nvme.ConnectInvalidHost)
@@ -142,15 +144,15 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 		return t.noController(nvme.OffHostNQN)
 	case c.hostID != d.HostID():
 		return t.noController(nvme.OffHostID)
-	case !c.ready.Load():
-		return t.refuse(nvme.CommandSequence)
+	case !c.ready.Load(): // it may be soon
+		t.CQE.DW0 = nvme.InvalidParameter(false, nvme.OffConnectQID)
+		return t.end(nvme.ConnectInvalid)
 	case int(qid) > c.granted():
 		return t.invalidParameter(false, nvme.OffConnectQID)
 	case !q.joins(c, qid):
 		// The host may have lost the queue that has the number, which has yet to be noticed here, or has commands in stores still: it
 		// may come again, which DNR would forbid.
-		t.CQE.DW0 = nvme.InvalidParameter(false, nvme.OffConnectQID)
-		return t.end(nvme.ConnectInvalid)
+		return t.end(nvme.CommandSequence)
 	}
 	return t.connected(c, qid)
 }
@@ -198,7 +200,9 @@ func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	default:
 		q.state = queueConnected
 	}
-	q.depth, q.noFlow = int(e.SQSize())+1, e.NoFlowControl()
+	if q.depth, q.noFlow = int(e.SQSize())+1, e.NoFlowControl(); q.noFlow {
+		t.CQE.SQHD = noSQHD
+	}
 	q.log = q.node.log.With("host_address", q.mover.Peer(), "controller", c.id, "queue", qid)
 	capsule := q.mover.Transport().AdminCapsule
 	if qid != 0 {

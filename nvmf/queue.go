@@ -93,7 +93,7 @@ const (
 	queueGone
 )
 
-// noSQHD is SQHD where flow control is disabled (Base 2.0 figure 386).
+// noSQHD is SQHD in the answer to the Connect that disables flow control (Base 2.0 figure 386). After that it is reserved.
 const noSQHD = 0xffff
 
 // freshDepth is how many commands a connection may have outstanding before it is connected.
@@ -373,8 +373,8 @@ func (q *Queue) answer(t *Task) {
 func (q *Queue) send(t *Task) {
 	t.state = taskAnswered
 	q.told++
-	if t.CQE.SQHD = q.sqhd; q.noFlow {
-		t.CQE.SQHD = noSQHD
+	if !q.noFlow {
+		t.CQE.SQHD = q.sqhd
 	}
 	if q.state >= queueLost {
 		q.AnswerLost(t)

@@ -145,7 +145,7 @@ func (t *Task) start() volume.Next {
 // descriptor says what is wrong with the description of the host's buffer.
 func (t *Task) descriptor() nvme.Status {
 	switch {
-	case t.SQE.PSDT() != nvme.PSDTSGL:
+	case t.SQE.PSDT() != nvme.PSDTSGL && t.SQE.Opcode() != nvme.Fabrics: // where the byte is reserved (Base 2.0 §6)
 		return nvme.InvalidField
 	case t.Objection == nvme.Success && t.InCapsule && t.SQE.SGL().Address != 0:
 		return nvme.SGLOffset

@@ -19,6 +19,8 @@ func TestConnectChecks(t *testing.T) {
 	r.sub.SetAccess(func(host string) bool { return !strings.HasSuffix(host, "stranger") }, nil)
 	admin := r.admin(pdu.IC{}, subNQN)
 	other := r.admin(pdu.IC{}, nvme.DiscoveryNQN)
+	answer, _ := r.dial(pdu.IC{}).Must(nvmetest.ConnectCommand(0, 31, 0, 0), nvmetest.ConnectData(subNQN, nvme.DynamicController), 0)
+	disabled := uint16(answer.DW0)
 	type change func(c *nvme.Command, f *nvme.ConnectFields)
 	for _, tt := range []struct {
 		name string
@@ -35,6 +37,7 @@ func TestConnectChecks(t *testing.T) {
 		{"name of the host", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostNQN = "nqn.2014-08.org.nvmexpress:uuid:1" }, nvme.ConnectInvalid, 1<<16 | 512},
 		{"a host that is not admitted", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostNQN += ":stranger" }, nvme.ConnectInvalidHost, 0},
 		{"identifier of the host", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostID = [16]byte{} }, nvme.ConnectInvalid, 1 << 16},
+		{"the name of the subsystem as that of the host", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostNQN = f.SubNQN }, nvme.ConnectInvalidHost, 0},
 		{"a static controller", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID = 1 }, nvme.ConnectInvalid, 1<<16 | 16},
 		{"any static controller", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID = 0xfffe }, nvme.ConnectInvalid, 1<<16 | 16},
 		{"no such controller", true, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID += 100 }, nvme.ConnectInvalid, 1<<16 | 16},
@@ -43,7 +46,8 @@ func TestConnectChecks(t *testing.T) {
 		{"another identifier", true, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostID[5]++ }, nvme.ConnectInvalid, 1 << 16},
 		{"a queue that was not granted", true, func(c *nvme.Command, _ *nvme.ConnectFields) { c.DWords[0] = 65 << 16 }, nvme.ConnectInvalid, 42},
 		{"good", true, func(*nvme.Command, *nvme.ConnectFields) {}, nvme.Success, uint32(admin.ID)},
-		{"the same queue again", true, func(*nvme.Command, *nvme.ConnectFields) {}, nvme.ConnectInvalid, 42},
+		{"the same queue again", true, func(*nvme.Command, *nvme.ConnectFields) {}, nvme.CommandSequence, 0},
+		{"a queue of a controller that is disabled", true, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID = disabled }, nvme.ConnectInvalid, 42},
 	} {
 		h := r.dial(pdu.IC{})
 		c, f := nvmetest.ConnectCommand(0, 31, 0, 0), nvme.ConnectFields{HostID: nvmetest.HostID, CNTLID: nvme.DynamicController, SubNQN: subNQN, HostNQN: nvmetest.HostNQN}
@@ -52,8 +56,8 @@ func TestConnectChecks(t *testing.T) {
 		}
 		tt.with(&c, &f)
 		e, _ := h.Do(c, f.AppendTo(nil), 0)
-		// Its controller may just have ended, or its former connection have been lost.
-		again := tt.want == nvme.Success || tt.io && tt.at>>16 != 0 || tt.name == "the same queue again"
+		// Its controller may just have ended or be enabled soon, or its former connection have been lost.
+		again := tt.want == nvme.Success || tt.io && tt.at>>16 != 0 || tt.name == "the same queue again" || tt.name == "a queue of a controller that is disabled"
 		if want := tt.want; e.Status.Code() != want || e.DW0 != tt.at || (e.Status&nvme.DNR != 0) == again {
 			t.Errorf("%s: %v, dword 0 %#x; want %v, %#x", tt.name, e.Status, e.DW0, want, tt.at)
 		}
@@ -310,5 +314,62 @@ func TestFewBeforeConnect(t *testing.T) {
 	h.Send(h.Capsule(&c, make([]byte, n)))
 	if b, _ := h.PDU(); pdu.Header(b).Type() != pdu.C2HTermReq {
 		t.Errorf("% x in answer to a long capsule", b)
+	}
+}
+
+// Where the host has flow control of the submission queue disabled, SQHD is FFFFh in the answer to Connect, and reserved after that; elsewhere it is
+// the head of the queue (Base 2.0 §6.3).
+func TestSQHD(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	admin := r.admin(pdu.IC{}, subNQN)
+	for _, c := range []struct {
+		cattr uint8
+		want  [3]uint16
+	}{{0, [3]uint16{1, 2, 3}}, {4, [3]uint16{0xffff, 0, 0}}} {
+		h := r.dial(pdu.IC{})
+		got := [3]uint16{}
+		e, _ := h.Must(nvmetest.ConnectCommand(uint16(c.cattr+1), 31, c.cattr, 0), nvmetest.ConnectData(subNQN, admin.ID), 0)
+		got[0] = e.SQHD
+		for i := range got[1:] {
+			e, _ = h.Must(nvme.Command{Opcode: nvme.Flush, NSID: 1}, nil, 0)
+			got[i+1] = e.SQHD
+		}
+		if got != c.want {
+			t.Errorf("CATTR %d: SQHD %#x, want %#x", c.cattr, got, c.want)
+		}
+	}
+}
+
+// Byte 1 of the entries of commands of fabrics is reserved (Base 2.0 §6): a host that clears it is understood, and what describes its data is the
+// descriptor. In other commands it says that the data are described by SGLs.
+func TestByteOneOfFabrics(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	h := r.dial(pdu.IC{})
+	send := func(c nvme.Command, data []byte) nvme.Status {
+		h.CID++
+		c.CID, c.SGL = h.CID, nvme.SGL{Length: uint32(len(data)), Type: nvme.SGLTransport}
+		if data != nil {
+			c.SGL.Type = nvme.SGLInCapsule
+		}
+		b := h.Capsule(&c, data)
+		b[pdu.CommonLen+1] = 0
+		h.Send(b)
+		answer, _ := h.PDU()
+		return nvme.ParseCQE(answer[pdu.CommonLen:]).Status
+	}
+	for _, c := range []struct {
+		nvme.Command
+		data []byte
+	}{
+		{nvmetest.ConnectCommand(0, 31, 0, 0), nvmetest.ConnectData(subNQN, nvme.DynamicController)},
+		{nvmetest.PropertyGet(nvme.PropCSTS, 0), nil},
+		{nvmetest.PropertySet(nvme.PropCC, 0x460001), nil},
+	} {
+		if s := send(c.Command, c.data); s != nvme.Success {
+			t.Errorf("type %#x: %v", c.NSID, s)
+		}
+	}
+	if s := send(nvme.Command{Opcode: nvme.AdminKeepAlive}, nil); s != nvme.InvalidField|nvme.DNR {
+		t.Errorf("Keep Alive: %v", s)
 	}
 }
