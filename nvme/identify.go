@@ -217,7 +217,6 @@ type Namespace struct {
 
 // Bits of fields of Namespace.
 const (
-	NSFEATThin    = 1 << 0
 	NSFEATAtomic  = 1 << 1 // NACWU is that of the namespace
 	NSFEATOptimal = 1 << 4 // NPWG to NOWS are valid
 
@@ -320,9 +319,9 @@ func (l *IOLimits) AppendTo(b []byte) []byte {
 
 // Independent is the data structure of CNSIndependent (Base 2.0 figure 280).
 type Independent struct {
-	NSFEAT, NMIC, RESCAP uint8
-	ANAGroup             uint32
-	ReadOnly             bool
+	NMIC, RESCAP uint8
+	ANAGroup     uint32
+	ReadOnly     bool
 }
 
 // AppendTo appends the structure.
@@ -333,7 +332,7 @@ func (n *Independent) AppendTo(b []byte) []byte {
 		protected = 1
 	}
 	start := len(b)
-	b = append(b, n.NSFEAT, n.NMIC, n.RESCAP, 0)
+	b = append(b, 0, n.NMIC, n.RESCAP, 0)
 	b = le.AppendUint32(b, n.ANAGroup)
 	b = append(b, protected, 0, 0, 0, 0, 0, ready)
 	return append(b, make([]byte, start+IdentifyLen-len(b))...)

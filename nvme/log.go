@@ -206,6 +206,7 @@ type DiscoveryEntry struct {
 func (e *DiscoveryEntry) AppendTo(b []byte) []byte {
 	const ipv4, ipv6 = 1, 2
 	const noFlowControl, noSecureChannel = 1 << 2, 2
+	const persistent = 1 << 1 // EPCSD: a host may stay connected, and be told of changes
 	start := len(b)
 	b = append(b, make([]byte, DiscoveryEntryLen)...)
 	d := b[start:]
@@ -217,6 +218,9 @@ func (e *DiscoveryEntry) AppendTo(b []byte) []byte {
 	le.PutUint16(d[4:], e.Port)
 	le.PutUint16(d[6:], DynamicController)
 	le.PutUint16(d[8:], e.ASQSize)
+	if e.Type == EntryCurrent {
+		le.PutUint16(d[10:], persistent)
+	}
 	// ASCII fields are padded with blanks in the standard, and end with NUL for everybody: hosts take both.
 	copyText(d[32:64], portText(e.Address.Port()))
 	copyText(d[256:512], e.SubNQN)

@@ -265,8 +265,8 @@ func TestIdentifyLists(t *testing.T) {
 	}
 	l := IOLimits{VerifyShift: 10, ZeroesShift: 9, Ranges: 255, RangeBlocks: 0x10000, Blocks: 1 << 33}
 	check(t, l.AppendTo(nil), IdentifyLen, []at{{0, "0a0900ff 00000100 00000000 02"}})
-	i := Independent{NSFEAT: 1, NMIC: 1, RESCAP: 0xfe, ANAGroup: 0x0203, ReadOnly: true}
-	check(t, i.AppendTo(nil), IdentifyLen, []at{{0, "0101fe"}, {4, "0302"}, {8, "01"}, {14, "01"}})
+	i := Independent{NMIC: 1, RESCAP: 0xfe, ANAGroup: 0x0203, ReadOnly: true}
+	check(t, i.AppendTo(nil), IdentifyLen, []at{{0, "0001fe"}, {4, "0302"}, {8, "01"}, {14, "01"}})
 }
 
 func TestLogs(t *testing.T) {
@@ -298,9 +298,9 @@ func TestDiscovery(t *testing.T) {
 	e := DiscoveryEntry{Transport: TransportTCP, Type: EntryNVM, Port: 1, ASQSize: 32, Address: netip.MustParseAddrPort("192.0.2.7:4420"), SubNQN: "nqn.2026-11.x:y"}
 	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 01 02 06 0100 ffff 2000"}, {32, ":4420"}, {256, ":nqn.2026-11.x:y"}, {512, ":192.0.2.7"}})
 	e.Address, e.Type = netip.MustParseAddrPort("[2001:db8::1]:8009"), EntryCurrent
-	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 02 03 06 0100 ffff 2000"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}})
+	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 02 03 06 0100 ffff 2000 02"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}})
 	e.Transport = TransportRDMA
-	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "01 02 03 06 0100 ffff 2000"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}, {768, "01 01 01"}})
+	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "01 02 03 06 0100 ffff 2000 02"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}, {768, "01 01 01"}})
 }
 
 // Base 2.0 figures 401 to 410 and 267.

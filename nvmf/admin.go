@@ -2,6 +2,7 @@ package nvmf
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"oneshot/nvme"
@@ -168,7 +169,7 @@ func (t *Task) identify() volume.Next {
 		return t.structure(&nvme.Descriptors{UUID: n.uuid, NGUID: n.guid})
 	case nvme.CNSIndependent:
 		d := n.identify(nsid)
-		return t.structure(&nvme.Independent{NSFEAT: d.NSFEAT & nvme.NSFEATThin, NMIC: d.NMIC, RESCAP: d.RESCAP, ANAGroup: d.ANAGroup, ReadOnly: d.ReadOnly})
+		return t.structure(&nvme.Independent{NMIC: d.NMIC, RESCAP: d.RESCAP, ANAGroup: d.ANAGroup, ReadOnly: d.ReadOnly})
 	case nvme.CNSCSINamespace:
 		if csi != 0 {
 			return t.refuse(nvme.InvalidField)
@@ -249,7 +250,7 @@ func (c *Controller) identify() *nvme.Controller {
 
 // ---- logs ----
 
-// getLogPage is Base 2.0 §5.16. What lies behind the end of a log reads as zeroes.
+// getLogPage is Base 2.0 §5.16. What is asked for beyond the end of a log reads as zeroes.
 func (t *Task) getLogPage() volume.Next {
 	g, c, nsid := nvme.GetLogPage{SQE: t.SQE}, t.Queue.ctrl, t.SQE.NSID()
 	want, off := g.Length(), g.Offset()
@@ -261,12 +262,14 @@ func (t *Task) getLogPage() volume.Next {
 	case want > int64(c.node.most):
 		return t.refuse(nvme.InvalidField)
 	}
-	if nsid != 0 && nsid != nvme.AllNamespaces && (g.LID() != nvme.LogSmart || t.Queue.path(nsid) == nil) {
-		return t.refuse(nvme.InvalidNamespace)
-	}
-	log := c.log(g)
-	if log == nil {
+	log, size := c.log(g)
+	switch named := nsid != 0 && nsid != nvme.AllNamespaces; {
+	case log == nil:
 		return t.refuse(nvme.InvalidLogPage)
+	case off > size, named && g.LID() != nvme.LogSmart: // the others are the controller's
+		return t.refuse(nvme.InvalidField)
+	case named && t.Queue.path(nsid) == nil:
+		return t.refuse(nvme.InvalidNamespace)
 	}
 	return t.build(int(want), func(b []byte) {
 		log(b, off)
@@ -282,8 +285,8 @@ func (t *Task) getLogPage() volume.Next {
 	})
 }
 
-// log returns what writes the part of a log from an offset on to b, with zeroes behind its end; nil: there is no such log.
-func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
+// log returns what writes the part of a log from an offset on to b, with zeroes behind its end, and how long the log is; nil: there is no such log.
+func (c *Controller) log(g nvme.GetLogPage) (write func(b []byte, off uint64), size uint64) {
 	l, nsid := g.LID(), g.NSID()
 	pages := []nvme.LID{
 		nvme.LogSupported, nvme.LogError, nvme.LogSmart, nvme.LogFirmware, nvme.LogChanged, nvme.LogEffects, nvme.LogANA, nvme.LogReservation, nvme.LogSanitize,
@@ -292,11 +295,11 @@ func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
 		pages = []nvme.LID{nvme.LogSupported, nvme.LogError, nvme.LogDiscovery}
 	}
 	if !slices.Contains(pages, l) {
-		return nil
+		return nil, 0
 	}
 	switch l {
-	case nvme.LogDiscovery:
-		return c.discoveryLog
+	case nvme.LogDiscovery: // it may be shorter than it was for the piece before: the header tells the host, and a failure would not
+		return c.discoveryLog, math.MaxUint64
 	case nvme.LogError:
 		return whole(c.errors.page)
 	case nvme.LogSmart:
@@ -332,13 +335,13 @@ func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
 	return whole(func() []byte { return nvme.AppendSupported(nil, pages) })
 }
 
-// whole writes the part of a page that is asked for. The page is made when it is written, not when the command comes, which may have to
+// whole writes the part of a page that is asked for, and says how long the page is now. The page is made when it is written, not when the command comes, which may have to
 // wait for memory: what changes meanwhile is in it, for the host is not told of that any more.
-func whole(page func() []byte) func(b []byte, off uint64) {
+func whole(page func() []byte) (write func(b []byte, off uint64), size uint64) {
 	return func(b []byte, off uint64) {
 		p := page()
 		clear(b[copy(b, p[min(off, uint64(len(p))):]):])
-	}
+	}, uint64(len(page()))
 }
 
 // errorLog remembers the last commands that failed because of the medium, or of us.

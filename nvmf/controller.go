@@ -338,6 +338,7 @@ func (c *Controller) reset() {
 	c.delays.Store(false)
 	c.mu.Lock()
 	c.grant = maxIOQueues
+	c.csts &^= nvme.CSTSShutdown
 	c.mu.Unlock()
 	if c.dropQueues("the controller is reset") {
 		c.queuesGone()
@@ -350,10 +351,10 @@ func (c *Controller) queuesGone() {
 	shutdown := false
 	switch {
 	case len(c.queues)+len(c.claims) > 1:
-	case c.cc&nvme.CCEnable == 0:
-		c.csts &^= nvme.CSTSReady | nvme.CSTSFatal | nvme.CSTSShutdown
 	case c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay:
 		shutdown = c.flushes == 0 && !c.covers
+	case c.cc&nvme.CCEnable == 0:
+		c.csts &^= nvme.CSTSReady | nvme.CSTSFatal
 	}
 	c.mu.Unlock()
 	if shutdown {

@@ -294,8 +294,5 @@ func (n *Namespace) identify(nsid uint32) nvme.Namespace {
 	if n.v.Access().Keeps() {
 		d.RESCAP |= nvme.RESCAPPersist
 	}
-	if n.v.Thin() {
-		d.NSFEAT |= nvme.NSFEATThin
-	}
 	return d
 }

@@ -262,3 +262,24 @@ func TestNodeShutdownAnswers(t *testing.T) {
 		t.Errorf("%v, %d and %d tasks came back", err, io.free, idle.free)
 	}
 }
+
+// A controller that is not enabled is shut down, too (Base 2.0 §3.6): the host waits for the end of that. It can be enabled afterwards.
+func TestShutdownWhileDisabled(t *testing.T) {
+	x := newTarget(t, nil, false)
+	h := x.dial()
+	h.connect(testHost, 0, nvme.DynamicController, 0)
+	for range 2 {
+		h.setCC(shutDown &^ nvme.CCEnable)
+		if s := h.status(); s != nvme.CSTSShutdownDone {
+			t.Errorf("CSTS is %#x", s)
+		}
+		h.setCC(enabled)
+		if s := h.status(); s != nvme.CSTSReady {
+			t.Errorf("when it is enabled CSTS is %#x", s)
+		}
+		h.setCC(enabled &^ nvme.CCEnable)
+		if s := h.status(); s != 0 {
+			t.Errorf("when it is reset CSTS is %#x", s)
+		}
+	}
+}
