@@ -184,9 +184,9 @@ func detachCommand(*flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "detach DEVICE",
 		Short: "End a device that attach has made",
-		Long: `detach writes to the disk what the kernel holds back and ends the device, nbd3 or /dev/nbd3 say; its attach
-ends, too. It refuses while the device is mounted or a part of another device, and if it cannot write. With --force it does
-not write: for a disk that does not come back.`,
+		Long: `detach writes to the disk what the kernel holds back, and ends the device, nbd3 or /dev/nbd3 say.
+Its attach ends, too. detach refuses while the device is mounted or part of another device, and if
+it cannot write. With --force it does not write: for a disk that does not come back.`,
 		Example: `  initiator detach nbd3
   initiator detach --force nbd3`,
 		Args: cobra.ExactArgs(1),
@@ -213,8 +213,9 @@ func attachedCommand(fl *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "attached",
 		Short: "List the devices that attach has made",
-		Long: `attached lists the devices that attach has made: size, whether they can be written to, sessions, the disk, and
-whether a process serves them. A device that nobody serves waits until the same attach takes it over.`,
+		Long: `attached lists the devices that attach has made: their size, whether they can be written to, their
+sessions, their disk, and whether a process serves them. A device that nobody serves waits until the
+same attach takes it over.`,
 		Example: `  initiator attached
   initiator attached --json`,
 		Args: cobra.NoArgs,

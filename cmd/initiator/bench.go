@@ -25,7 +25,8 @@ I/Os per second, percentiles of the latency, processor time per I/O, and crossin
 Crossings are hand-overs between the program and its RDMA device; over TCP they are system
 calls. Over iSCSI, targets of this project report their own processor time and crossings, too.
 
-A session is a connection. Over NVMe there is one controller, and each session is an I/O queue of it.
+A session is a connection. Over NVMe there is one controller, and each session is one of its I/O
+queues.
 
 With --write it writes, which destroys the content of the disk.`,
 		Example: `  initiator bench iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0

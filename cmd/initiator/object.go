@@ -37,8 +37,9 @@ where other users cannot see them.`,
 	}
 	c.AddCommand(objectInsert(fl), objectUpdate(fl), objectDelete(fl),
 		objectGet(fl, "read", "Print an object", `read writes an object to FILE, or to standard output. It is what was written last.`, (*object.Client).Read),
-		objectGet(fl, "peek", "Print an object, which may be an old one", `peek writes an object to FILE, or to standard output. It is read out of the node's memory by RDMA Read,
-and nobody has looked whether that node is still the primary: the object may be an old one.`, (*object.Client).Peek))
+		objectGet(fl, "peek", "Print an object, which may be an old one", `peek writes an object to FILE, or to standard output. It is read by RDMA Read from the
+memory of the node, and nobody looks whether that node is still the primary: the object may be an
+old one.`, (*object.Client).Peek))
 	return c
 }
 

@@ -30,8 +30,8 @@ func partitionCommand(fl *flags) *cobra.Command {
 		Long: `partition lists, reads, writes and measures partitions that a target serves at a portal with
 "serve: partitions". A URL has the form
 
-  oneshot+iwarp://[user[%secret]@]host[:port]/STORE/PARTITION       over TCP, port 3262
-  rdma+verbs://…?device=rxe0                                        over an RDMA device of the kernel
+  oneshot+iwarp://[user[%secret]@]host[:port]/STORE/PARTITION   over TCP, port 3262
+  rdma+verbs://…?device=rxe0                                    over an RDMA device of the kernel
 
 and uuid:UUID may stand in place of STORE/PARTITION. Without a user it is anybody who asks. Other
 users can see the command line but not the environment, so put user and secret into

@@ -67,11 +67,11 @@ func rootCommand() *cobra.Command {
 
 A URL has the form that libiscsi and QEMU use:
 
-  iscsi://[user[%secret]@]host[:port]/iqn/lun          iSCSI over TCP, port 3260
-  iser+iwarp://…                                       iSER over iWARP, port 3261
-  oneshot+iwarp://…                                    one-shot RDMA over iWARP, port 3261
-  iser+verbs://…?device=rxe0                           iSER over an RDMA device of the kernel, port 3260
-  nvme+tcp://host[:port]/nqn/nsid                      NVMe over TCP, port 4420
+  iscsi://[user[%secret]@]host[:port]/iqn/lun   iSCSI over TCP, port 3260
+  iser+iwarp://…                                iSER over iWARP, port 3261
+  oneshot+iwarp://…                             one-shot RDMA over iWARP, port 3261
+  iser+verbs://…?device=rxe0                    iSER over an RDMA device of the kernel, port 3260
+  nvme+tcp://host[:port]/nqn/nsid               NVMe over TCP, port 4420
 
 After ? may stand header_digest=crc32c, data_digest=crc32c, target_user=… and
 target_password=…, with & between them. Other users can see the command line but not the

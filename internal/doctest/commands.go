@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -70,8 +71,8 @@ func shows(line, path string) bool {
 	return true
 }
 
-// Help holds the help of a program to what a user needs of each command: what it does, an example that calls it,
-// and for each flag with a value a name of that value.
+// Help holds the help of a program to what a user needs of each command: what it does, in lines that fit a terminal,
+// an example that calls it, and for each flag with a value a name of that value.
 func Help(t *testing.T, root *cobra.Command) {
 	t.Helper()
 	if err := checkHelp(root); err != nil {
@@ -79,12 +80,20 @@ func Help(t *testing.T, root *cobra.Command) {
 	}
 }
 
+// maxHelp is how long a line of a help text may be, in characters.
+const maxHelp = 100
+
 func checkHelp(cmd *cobra.Command) (err error) {
 	wrong := func(format string, args ...any) {
 		err = errors.Join(err, fmt.Errorf(cmd.CommandPath()+" "+format, args...))
 	}
 	if cmd.Long == "" {
 		wrong("does not say what it does: Long is empty")
+	}
+	for line := range strings.Lines(cmd.Long) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > maxHelp {
+			wrong("has a line of %d characters, and terminals have room for %d: %s", n, maxHelp, line)
+		}
 	}
 	if !strings.Contains(cmd.Example, cmd.CommandPath()) {
 		wrong("has no example of a call")

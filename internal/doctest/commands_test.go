@@ -55,6 +55,7 @@ func TestCheckHelp(t *testing.T) {
 	}
 	for name, spoil := range map[string]func(sub *cobra.Command){
 		"text":    func(sub *cobra.Command) { sub.Long = "" },
+		"long":    func(sub *cobra.Command) { sub.Long = strings.Repeat("sub works. ", 10) },
 		"example": func(sub *cobra.Command) { sub.Example = "  prog other" },
 		"value":   func(sub *cobra.Command) { sub.Flags().Int("size", 0, "of all") },
 	} {
