@@ -149,7 +149,7 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 				c.terminate(AtOnce)
 				return
 			}
-			c.log.Info("session ends: " + why)
+			c.log.Info("session ends", "reason", why)
 			// RFC 7143 §11.9.1, event 3: nothing of the session is kept, and there is no reason
 			// to wait before the next login.
 			c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)

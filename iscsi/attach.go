@@ -227,7 +227,7 @@ func (s *Session) leaveDeserted() {
 	}
 	for _, c := range s.circle.conns {
 		if c.state < stateCleanup {
-			c.log.Info("session ends: its initiator has closed the connection, and logs in again")
+			c.log.Info("session ends", "reason", "its initiator has closed the connection, and logs in again")
 			c.terminate(AtOnce)
 		}
 	}

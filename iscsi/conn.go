@@ -217,7 +217,7 @@ func (c *Conn) fail(format string, args ...any) {
 	}
 	c.dropped = true
 	c.node.counters.ProtocolErrors.Add(1)
-	c.log.Warn("connection dropped: "+fmt.Sprintf(format, args...), "state", c.state.String())
+	c.log.Warn("connection dropped", "reason", fmt.Sprintf(format, args...), "state", c.state.String())
 	c.terminate(WhenSent)
 }
 

@@ -212,7 +212,7 @@ func TestLoginGivenUp(t *testing.T) {
 		{"the target drops it", func(c *Conn) {
 			c.fail("no login")
 			c.fail("no login")
-		}, "connection dropped: no login"},
+		}, `reason="no login"`},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			n, _, _ := session(t)

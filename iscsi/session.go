@@ -169,7 +169,7 @@ func (s *Session) conn(cid uint16) *Conn {
 func (s *Session) cut(why string) {
 	s.circle.Post(func() {
 		for _, c := range s.circle.conns {
-			c.log.Info("session ends: " + why)
+			c.log.Info("session ends", "reason", why)
 			c.terminate(AtOnce)
 		}
 	})

@@ -524,7 +524,7 @@ func (q *Queue) fail(how Termination, format string, args ...any) {
 	}
 	q.over = true
 	q.node.counters.ProtocolErrors.Add(1)
-	q.log.Warn("connection dropped: " + fmt.Sprintf(format, args...))
+	q.log.Warn("connection dropped", "reason", fmt.Sprintf(format, args...))
 	q.mover.Terminate(how)
 }
 
@@ -534,7 +534,7 @@ func (q *Queue) dismiss(why string) {
 		return
 	}
 	q.over = true
-	q.log.Info("controller ends: " + why)
+	q.log.Info("controller ends", "reason", why)
 	q.mover.Terminate(AtOnce)
 }
 
@@ -543,7 +543,7 @@ func (q *Queue) Violation(err error) {
 	if q.state < queueLost && !q.over {
 		q.over = true
 		q.node.counters.ProtocolErrors.Add(1)
-		q.log.Warn("connection dropped: " + err.Error())
+		q.log.Warn("connection dropped", "reason", err)
 	}
 }
 

@@ -126,7 +126,7 @@ func TestDropController(t *testing.T) {
 	if len(one.ended) != 1 || len(other.ended) != 0 {
 		t.Errorf("%v, %v", one.ended, other.ended)
 	}
-	x.wantLog("controller ends: the administrator asks for it", "level=INFO")
+	x.wantLog("controller ends", "the administrator asks for it", "level=INFO")
 	if x.Counters().ProtocolErrors.Load() != 0 {
 		t.Error("it counts as an error of the host")
 	}

@@ -308,7 +308,7 @@ portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
 		e, _ := h.Do(nvmetest.ConnectCommand(0, 31, 0, 0), f.AppendTo(nil), 0)
 		got <- e.Status
 	}
-	r := serveWith(t, config, slog.New(atMessage{message: "controller ends: the subsystem was removed", do: connect, once: new(sync.Once)}))
+	r := serveWith(t, config, slog.New(atMessage{message: "controller ends", do: connect, once: new(sync.Once)}))
 	addr = r.Addrs()[0].String()
 	admin := nvmetest.Admin(t, addr, pdu.IC{}, nqn+"one")
 	r.apply(strings.Replace(config, "namespaces:", "cntlids: 100-199, namespaces:", 1))

@@ -71,7 +71,7 @@ func TestReloadNotifies(t *testing.T) {
 	}
 	check("a reload", "serving")
 	check("a second one", "serving")
-	if level != slog.LevelDebug || !strings.Contains(log.String(), "changed: this") || !strings.Contains(log.String(), "not changed: that") {
+	if level != slog.LevelDebug || !strings.Contains(log.String(), "msg=changed what=this") || !strings.Contains(log.String(), `msg="not changed" what=that`) {
 		t.Errorf("level %v, log %s", level, log.String())
 	}
 

@@ -47,10 +47,10 @@ func (r *reloader) reload(ctx context.Context) (mgmt.Reload, error) {
 		return done, err
 	}
 	for _, line := range done.Done {
-		r.log.Info("changed: " + line)
+		r.log.Info("changed", "what", line)
 	}
 	for _, line := range done.Pending {
-		r.log.Warn("not changed: " + line)
+		r.log.Warn("not changed", "what", line)
 	}
 	r.log.Info("configuration read again", "changes", len(done.Done))
 	command.Notify("READY=1\nSTATUS=serving")

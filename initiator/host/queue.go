@@ -543,7 +543,7 @@ func (q *queue) readyToTransfer(r pdu.Ready) error {
 func (q *queue) Blame(err error) error {
 	if q.err == nil && err != io.EOF {
 		q.err = err
-		q.c.opt.Logger.Warn("connection dropped: "+err.Error(), "queue", q.id)
+		q.c.opt.Logger.Warn("connection dropped", "reason", err, "queue", q.id)
 	}
 	e, broken := errors.AsType[*pdu.Error](err)
 	if !broken {

@@ -30,7 +30,7 @@ func TestLogsNameTheReason(t *testing.T) {
 		n, wrong := logKeys(file)
 		calls += n
 		for _, lit := range wrong {
-			t.Errorf("%s: the key %s: what a line is about is its \"reason\"", files.Position(lit.Pos()), lit.Value)
+			t.Errorf("%s: %s: what a line is about is its \"reason\"", files.Position(lit.Pos()), lit.Value)
 		}
 		return nil
 	})
@@ -42,7 +42,8 @@ func TestLogsNameTheReason(t *testing.T) {
 	}
 }
 
-// logKeys returns how many calls of a file write to a log, and the keys in them that should be "reason".
+// logKeys returns how many calls of a file write to a log, the keys in them that should be "reason", and the
+// messages to which a reason is appended.
 func logKeys(file *ast.File) (calls int, wrong []*ast.BasicLit) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
@@ -51,6 +52,11 @@ func logKeys(file *ast.File) (calls int, wrong []*ast.BasicLit) {
 		}
 		calls++
 		for _, a := range call.Args {
+			if sum, ok := a.(*ast.BinaryExpr); ok && sum.Op == token.ADD {
+				if lit, ok := sum.X.(*ast.BasicLit); ok && strings.HasSuffix(lit.Value, `: "`) {
+					wrong = append(wrong, lit)
+				}
+			}
 			if lit, ok := a.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 				if key, _ := strconv.Unquote(lit.Value); slices.Contains([]string{"err", "error", "cause", "why"}, key) {
 					wrong = append(wrong, lit)
@@ -78,6 +84,22 @@ func TestLogKeys(t *testing.T) {
 			if calls, wrong := logKeys(file); calls == 0 || len(wrong) != want {
 				t.Errorf("%s with %q: %d calls, %d wrong keys, want %d", call, key, calls, len(wrong), want)
 			}
+		}
+	}
+}
+
+// A reason is not appended to the message either.
+func TestLogMessages(t *testing.T) {
+	for call, want := range map[string]int{
+		`log.Warn("dropped: " + why)`: 1, `log.LogAttrs(ctx, level, "dropped: "+fmt.Sprint(a))`: 1,
+		`log.Warn("dropped", "reason", why)`: 0, `log.Error("close a portal for "+what, "reason", why)`: 0,
+	} {
+		file, err := parser.ParseFile(token.NewFileSet(), "", "package p\nfunc f() { "+call+" }", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if calls, wrong := logKeys(file); calls != 1 || len(wrong) != want {
+			t.Errorf("%s: %d calls, %d wrong messages, want %d", call, calls, len(wrong), want)
 		}
 	}
 }
