@@ -21,6 +21,9 @@ type Metrics struct {
 // Address returns the address for net.Listen.
 func (m Metrics) Address() string { return Portal{Listen: m.Listen}.Address() }
 
+// Shown returns the address as a configuration has it.
+func (m Metrics) Shown() string { return Portal{Listen: m.Listen}.Shown() }
+
 // Network returns the network for net.Listen.
 func (m Metrics) Network() string { return Portal{Listen: m.Listen}.Network() }
 
@@ -41,7 +44,7 @@ func (d *decoder) metrics(v value, m *Metrics) {
 	o.bool("pprof", &m.Pprof)
 	o.done()
 	if m.Pprof && m.Given && !m.Listen.Addr().IsLoopback() {
-		d.warnf(m.Pos, "everybody who reaches %s can take profiles of this process: listen at 127.0.0.1, or remove pprof", m.Address())
+		d.warnf(m.Pos, "everybody who reaches %s can take profiles of this process: listen at 127.0.0.1, or remove pprof", m.Shown())
 	}
 }
 

@@ -94,6 +94,14 @@ func (p Portal) Address() string {
 	return p.Listen.String()
 }
 
+// Shown returns the address as a configuration has it, with "*" for all addresses.
+func (p Portal) Shown() string {
+	if !p.Listen.Addr().IsValid() {
+		return "*" + p.Address()
+	}
+	return p.Address()
+}
+
 // Served says what a portal serves.
 type Served string
 
@@ -177,7 +185,7 @@ func (d *decoder) portals(root *object) []Portal {
 			continue
 		}
 		if i := slices.IndexFunc(portals, func(q Portal) bool { return mayMeet(p.Node, q.Node) && p.Overlaps(q) }); i >= 0 {
-			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Address())
+			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Shown())
 		}
 		if i := slices.IndexFunc(portals, func(q Portal) bool { return mayMeet(p.Node, q.Node) && p.sharesDevice(q) && p.NoPolling != q.NoPolling }); i >= 0 {
 			d.errorf(p.Pos, "the portal in line %d uses the device %s as well, and has another value of polling: write the same in both", portals[i].Pos.Line, portals[i].Device)

@@ -32,10 +32,10 @@ func (p openPortal) bound() config.Portal {
 func (s *Server) listen(p *config.Portal, replaces []portal) (openPortal, error) {
 	l, err := s.fronts[p.Transport].open(p, replaces)
 	if _, network := errors.AsType[*net.OpError](err); network {
-		return openPortal{}, fmt.Errorf("%s: cannot listen on portal %s: %w%s", p.Pos, p.Address(), err, listenAdvice(err, "portals"))
+		return openPortal{}, fmt.Errorf("%s: cannot listen on portal %s: %w%s", p.Pos, p.Shown(), err, listenAdvice(err, "portals"))
 	}
 	if err != nil {
-		return openPortal{}, fmt.Errorf("%s: cannot open portal %s: %w", p.Pos, p.Address(), err)
+		return openPortal{}, fmt.Errorf("%s: cannot open portal %s: %w", p.Pos, p.Shown(), err)
 	}
 	return openPortal{*p, l}, nil
 }

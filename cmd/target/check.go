@@ -109,7 +109,7 @@ func writeSummary(w io.Writer, c *config.Config) error {
 		default:
 			what = string(p.Serve)
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s", p.Transport, portalText(p), what)
+		fmt.Fprintf(t, "  %s\t%s\t%s", p.Transport, p.Shown(), what)
 		if words := portalWords(&p); words != nil {
 			fmt.Fprintf(t, "\t%s", strings.Join(words, ", "))
 		}
@@ -190,7 +190,7 @@ func writeSubsystem(w io.Writer, s *config.Subsystem) {
 func writeServices(w io.Writer, c *config.Config) {
 	metrics := "not served"
 	if c.Metrics.Given {
-		metrics = "at " + portalText(config.Portal{Listen: c.Metrics.Listen})
+		metrics = "at " + c.Metrics.Shown()
 		if c.Metrics.Pprof {
 			metrics += ", with profiles"
 		}
@@ -288,14 +288,6 @@ func oneShotText(s *config.OneShot) string {
 		header = "validated"
 	}
 	return fmt.Sprintf("one-shot by %s, header %s, window %d", strings.Join(encodings, " or "), header, s.Window)
-}
-
-// portalText writes "all addresses" as the configuration does.
-func portalText(p config.Portal) string {
-	if !p.Listen.Addr().IsValid() {
-		return "*" + p.Address()
-	}
-	return p.Address()
 }
 
 // storeDetails returns the last column of a store's row.
