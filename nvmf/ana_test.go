@@ -289,7 +289,7 @@ func TestStateOfAnother(t *testing.T) {
 	}
 }
 
-// What changes between Connect and the authentication is in the log that the host reads then; that it changes back is told.
+// The log that a host reads after its authentication has what has changed since Connect; that it changes back is told.
 func TestStateBeforeAuthentication(t *testing.T) {
 	x := newTarget(t, nil, false)
 	r := x.guarded(false)
@@ -304,7 +304,7 @@ func TestStateBeforeAuthentication(t *testing.T) {
 	h.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESANA}}, 0, nil, false)
 	h.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
 	p := &party{admin: h, io: h}
-	if got, want := p.ana(0), "1, 1: 1 3 1"; got != want {
+	if got, want := p.ana(0), "0, 1: 0 3 1"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	x.setGroup(2, access.ActiveOptimized)

@@ -65,7 +65,7 @@ func (a *attached) detach() {
 // setAttached follows the namespaces of the subsystem, whose mu is held. What is not attached any more stays subscribed while commands
 // run in it: they may have to be aborted.
 func (c *Controller) setAttached(list []Shown) {
-	if c.gone {
+	if c.gone || c.unproven {
 		return
 	}
 	if c.barred.Load() {

@@ -153,6 +153,8 @@ func (q *Queue) admitProven() bool {
 	case q.id != 0 && !q.ctrl.grantClaim(q):
 		q.fail(WhenSent, "the controller has a queue %d that has proved itself before, or ends", q.id)
 		return false
+	case q.id == 0:
+		q.ctrl.proven()
 	}
 	q.state = queueConnected
 	q.params.Proved = true

@@ -482,3 +482,26 @@ func TestImpostorKeepsNoQueue(t *testing.T) {
 		t.Errorf("%d controllers are left", n)
 	}
 }
+
+// A host that has proved nothing costs a connection, whatever namespaces there are, and those that come; hosts do not hear of its controller.
+func TestUnprovenReachesNothing(t *testing.T) {
+	x := newTarget(t, nil, false)
+	r := x.guarded(false)
+	h := x.dial()
+	h.connect(testHost, 0, nvme.DynamicController, 0)
+	x.sub.SetNamespaces([]Shown{{NSID: 2, Namespace: x.ns}})
+	if len(x.ns.attached)+len(x.ns.paths) != 0 || len(x.sub.controllerIDs(0)) != 0 {
+		t.Errorf("before: %d controllers reach it, by %d paths; listed: %v", len(x.ns.attached), len(x.ns.paths), x.sub.controllerIDs(0))
+	}
+	if err := h.authenticate(r); err != nil {
+		t.Fatal(err)
+	}
+	if len(x.ns.attached) != 2 || len(x.ns.paths) != 2 || len(x.sub.controllerIDs(0)) != 1 {
+		t.Errorf("after: %d controllers reach it, by %d paths; listed: %v", len(x.ns.attached), len(x.ns.paths), x.sub.controllerIDs(0))
+	}
+	h.lose()
+	x.sub.SetNamespaces([]Shown{{NSID: 2}})
+	if len(x.ns.attached)+len(x.ns.paths) != 0 {
+		t.Errorf("in the end: %d, %d", len(x.ns.attached), len(x.ns.paths))
+	}
+}

@@ -37,6 +37,7 @@ type Controller struct {
 	detached []*attached                 // that were taken away, until they are closed and others are; guarded by Subsystem.mu
 	groups   map[uint32]*anaGroup        // by NSID, those of namespaces that were taken away among them; guarded by Subsystem.mu
 	gone     bool                        // it attaches no namespace any more; guarded by Subsystem.mu
+	unproven bool                        // its host has yet to prove itself: it attaches none; guarded by Subsystem.mu
 	barred   atomic.Bool                 // its host is not admitted any more: it attaches none, and ends; set with Subsystem.mu held
 
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
@@ -112,6 +113,14 @@ func (c *Controller) grantClaim(q *Queue) bool {
 		q.setPaths(*c.attached.Load())
 	}
 	return ok
+}
+
+// proven has the controller reach the namespaces: its host has proved itself.
+func (c *Controller) proven() {
+	c.sub.mu.Lock()
+	defer c.sub.mu.Unlock()
+	c.unproven = false
+	c.sub.attachTo(c)
 }
 
 // dropClaim forgets that a queue claims a number. mu is held.

@@ -118,6 +118,7 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 		q.log.Warn("connection refused: the limit is reached (limits.sessions), or the target is stopping", "host", host)
 		return t.busy()
 	}
+	c.unproven = q.proof.wanted // nobody has c yet
 	if !q.joins(c, 0) {
 		return t.busy()
 	}

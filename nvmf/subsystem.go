@@ -316,13 +316,13 @@ func (s *Subsystem) controller(id uint16) *Controller {
 	return s.controllers[id]
 }
 
-// controllerIDs lists the controllers from first on, ascending.
+// controllerIDs lists the controllers from first on, ascending, but those whose hosts have proved nothing yet.
 func (s *Subsystem) controllerIDs(first uint16) []uint16 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ids []uint16
-	for id := range s.controllers {
-		if id >= first {
+	for id, c := range s.controllers {
+		if id >= first && !c.unproven {
 			ids = append(ids, id)
 		}
 	}
