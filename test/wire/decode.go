@@ -137,7 +137,7 @@ func (p packet) complaints() []string {
 }
 
 // judged are the protocols that are ours.
-var judged = map[string]bool{"iscsi": true, "scsi": true, "iwarp_mpa": true, "iwarp_ddp_rdmap": true}
+var judged = map[string]bool{"iscsi": true, "scsi": true, "nvme": true, "nvme-tcp": true, "iwarp_mpa": true, "iwarp_ddp_rdmap": true}
 
 // number is the value of a numeric field as the wire has it.
 func (u pdu) number(name string) (uint64, bool) { return number(u.fields, name) }
