@@ -300,8 +300,9 @@ func (c *Controller) property(p nvme.Property, wide bool) (uint64, bool) {
 		return uint64(c.csts), true
 	}
 	// The others are of controllers on PCIe, or of abilities that there are not: they read as 0.
-	reserved := p == 0x0c || p == 0x10 || p == nvme.PropNSSR || p >= 0x24 && p%4 == 0 && p < 0x1000
-	return 0, reserved
+	const end = 0x1300
+	reserved := p == 0x0c || p == 0x10 || p == 0x18 || p >= nvme.PropNSSR && p < end
+	return 0, reserved && p%4 == 0
 }
 
 // setCC is a write to the property CC, whose changes make the controller ready, reset it, or shut it down

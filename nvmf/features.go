@@ -50,6 +50,9 @@ func (t *Task) checkFeature(f nvme.FID, set bool) bool {
 		switch p := t.Queue.path(nsid); {
 		case nsid == nvme.AllNamespaces && set:
 			t.hold(*t.Queue.paths.Load()...)
+		case nsid == nvme.AllNamespaces && f != nvme.FeatureErrorRecovery: // they may differ (Base 2.0 §5.27.1)
+			t.refuse(nvme.InvalidField)
+			return true
 		case p == nil:
 			t.refuse(nvme.InvalidNamespace)
 			return true

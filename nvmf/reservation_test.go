@@ -357,7 +357,7 @@ func TestReservationNotices(t *testing.T) {
 		{mask(a, 1, 1), nvme.InvalidField},
 		{mask(a, 2, all3), nvme.InvalidNamespace},
 		{mask(a, 0, all3), nvme.InvalidNamespace},
-		{get(a, nvme.AllNamespaces).Status, nvme.InvalidNamespace},
+		{get(a, nvme.AllNamespaces).Status, nvme.InvalidField},
 		{mask(a, nvme.AllNamespaces, all3), nvme.Success},
 	} {
 		if c.got.Code() != c.want {
