@@ -50,7 +50,9 @@ untaken() { # title command...
 # The daemons that keep mirrors, and the simulation, have more to do without the race detector than under it: they are in no turn, and
 # take longest of what is tested on one processor.
 always='^oneshot/(cmd/target|ha/sim)$'
-one_processor=("$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1")
+# Tests wait as much as they compute: one package more than there are processors is under way.
+packages=$(($(nproc) + 1))
+one_processor=("$go" test -count=1 -p "$packages" -shuffle=on -exec "env GOMAXPROCS=1")
 
 others() {
 	mapfile -t long < <(printf '%s\n' "${unit[@]}" | grep -E "$always")
@@ -88,7 +90,7 @@ beside=$!
 without='^oneshot/(bench|bench/.*|config|config/migrate|ddp|ha/(front|heap/wire|replica)|iscsi/(chap|login|pdu|text)|nvme|nvme/auth|nvme/rdma/cm|nvme/tcp/pdu|packaging|partition/wire|state|transport/rdma|transport/rdma/manager|internal/(archtest|command|debian|doctest|hexdump|iov|iserhdr|latency|ring|serial|version|walk))$'
 mapfile -t watched < <(printf '%s\n' "${unit[@]}" | grep -Ev "$without")
 step "unit tests, race detector, invariants, kernel RDMA" \
-	env GORACE=atexit_sleep_ms=50 "$go" test -vet=off -race -short -tags invariants,verbs -shuffle=on "${watched[@]}"
+	env GORACE=atexit_sleep_ms=50 "$go" test -vet=off -race -short -p "$packages" -tags invariants,verbs -shuffle=on "${watched[@]}"
 # Half of the packages that the first step has watched wait for the other turn.
 # Packages that do the same in both steps, but for the number of processors, run in the first only: they have the same files in both,
 # ask for no assertions, and use nothing that does less in a short run (internal/archtest compares).
