@@ -309,11 +309,11 @@ func (q *Queue) DataCame(t *Task) {
 	}
 }
 
-// owing returns the command whose host has sent nothing of its data for the most seconds, nor of what it was asked for before. It is called once a
-// second. RDMA Reads are noticed by Fetching.
+// owing returns the command whose host has sent nothing of its data for the most seconds, nor of what it was asked for before. The first of a pair that
+// has its data owes the second. It is called once a second. RDMA Reads are noticed by Fetching.
 func (q *Queue) owing() (worst *Task, silent uint32) {
 	return owed.Longest(&q.owed, q.tasks, func(t *Task) *owed.Item {
-		if q.fetching > 0 || t.state != taskPulling || t.got { // the first of a pair, which has its data, waits for the second
+		if q.fetching > 0 || t.state != taskPulling || t.got && t != q.first {
 			return nil
 		}
 		return &t.owed
@@ -645,6 +645,9 @@ func (q *Queue) tick(now uint32) {
 	case q.state != queueConnected:
 	case q.fetching > 0 && float64(now-q.fetched) > q.node.limits.Load().ReadTimeout.Seconds():
 		q.fail(AtOnce, "the host has not answered an RDMA Read for %d s", now-q.fetched)
+	case float64(silent) > q.node.limits.Load().ReadTimeout.Seconds() && owing.got: // a command that runs keeps others waiting: a sanitize operation, a reload
+		q.first = nil
+		owing.abortWith(nvme.FusedMissing | nvme.DNR)
 	case float64(silent) > q.node.limits.Load().ReadTimeout.Seconds():
 		q.fail(AtOnce, "the host has sent no data for a command to namespace %d (opcode %#02x), which it was asked for (R2T), in %d s (limits.read_timeout), though it may be alive otherwise; its own log should say why", owing.SQE.NSID(), uint8(owing.SQE.Opcode()), silent)
 	case q.hogs(now):

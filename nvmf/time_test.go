@@ -222,13 +222,22 @@ func TestDataThatDoNotCome(t *testing.T) {
 	h := x.queue(id)
 	pair := rw(nvme.Compare, 1)
 	pair.Fuse = nvme.FusedFirst
-	h.start(pair, 512, fill(512, 0), true) // it waits for its second, which is another matter
-	x.pass(1000)
 	w := pair
 	w.Opcode, w.Fuse = nvme.Write, nvme.FusedSecond
-	h.start(w, 512, fill(512, 0), true)
-	if got := h.take(); len(got) != 2 {
-		t.Fatalf("the pair: %v", got)
+	for _, s := range []struct {
+		seconds int
+		want    []nvme.Status
+	}{{20, []nvme.Status{nvme.Success, nvme.Success}}, {21, []nvme.Status{nvme.FusedMissing | nvme.DNR, nvme.FusedMissing | nvme.DNR}}} {
+		h.start(pair, 512, fill(512, 0), true) // it waits for its second
+		x.pass(s.seconds)
+		h.start(w, 512, fill(512, 0), true)
+		var got []nvme.Status
+		for _, a := range h.take() {
+			got = append(got, a.Status)
+		}
+		if !slices.Equal(got, s.want) {
+			t.Fatalf("a pair whose second comes %d s later: %v", s.seconds, got)
+		}
 	}
 	first := h.late[h.start(rw(nvme.Write, 1), 512, nil, false)]
 	second := h.late[h.start(rw(nvme.Write, 1), 512, nil, false)]
