@@ -104,6 +104,7 @@ type peer struct {
 	hard    Bits  // granules that this primary's disk cannot read as a whole
 	sift    *sift // one of them that is under way
 	losses  int64 // bytes that the copy goes without, in this stream
+	wrote   wrote // what it has got from hosts in this stream
 }
 
 type sentBeat struct {
@@ -321,7 +322,7 @@ func (c *Core) message(from ID, m Msg) {
 func (c *Core) down(id ID) {
 	p := &c.peer[id]
 	p.up, p.hello, p.stream = false, nil, 0
-	p.copying, p.clean, p.hard, p.sift = 0, nil, nil, nil
+	p.copying, p.clean, p.hard, p.sift, p.wrote = 0, nil, nil, nil, nil
 	if c.stream != 0 && c.source == id {
 		c.stream, c.fed = 0, false
 	}

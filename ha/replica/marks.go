@@ -39,9 +39,7 @@ func (c *Core) markRecord(r *Record) {
 	case KindWrite, KindZero:
 		for id := range (c.cfg.Copies &^ c.view.InSync).Without(c.cfg.Self).All() {
 			c.mark(&c.bitmaps[id], r.Off, r.Len)
-			if s := c.peer[id].sift; s != nil && r.overlaps(s.off, s.n) {
-				s.written = true
-			}
+			c.wroteFor(&c.peer[id], r)
 			if c.left.Has(id) {
 				c.mark(&c.lacks[id], r.Off, r.Len)
 			}

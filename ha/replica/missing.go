@@ -106,9 +106,51 @@ type sift struct {
 	mending      bool
 	mended       bool  // the piece was written anew, and this disk does not keep it
 	hopeless     bool  // nobody can read it
-	written      bool  // a host has written in the granule since the piece was looked at: who could not read it may have it now
 	tried        Nodes // who could not
 	fine         int64 // up to there it goes by blocks: the piece cannot be read as a whole, and one of its blocks was perhaps written since it broke
+}
+
+// wrote are the blocks that hosts have written since the stream of a copy began, in granules that were still to be copied: by region, counted from its
+// beginning. The copy has them, whatever this primary's disk does.
+type wrote []Bits
+
+// lossLen is how many bytes a copy goes without at least.
+func (c *Core) lossLen() int64 {
+	if c.block > 0 {
+		return c.block
+	}
+	return c.cfg.Unit
+}
+
+// wroteFor notes a record of a host, which a copy outside S gets.
+func (c *Core) wroteFor(p *peer, r *Record) {
+	if p.stream == 0 || !p.outside {
+		return
+	}
+	n := c.lossLen()
+	for off := (r.Off + n - 1) / n * n; off+n <= r.Off+r.Len; off += n {
+		if g := c.granule(off); !p.todo.Has(g) && (p.sift == nil || p.sift.granule != g) {
+			continue
+		}
+		region := int(off / c.cfg.Region)
+		for len(p.wrote) <= region {
+			p.wrote = append(p.wrote, nil)
+		}
+		p.wrote[region].Set(int(off % c.cfg.Region / n))
+	}
+}
+
+// has says whether hosts have written all of a range of blocks, within a region.
+func (w wrote) has(region int, first, end int64) bool {
+	for ; first < end && region < len(w) && w[region].Has(int(first)); first++ {
+	}
+	return first == end
+}
+
+// hasGot says whether a copy has got all of a piece from hosts.
+func (c *Core) hasGot(p *peer, off, n int64) bool {
+	in, block := off%c.cfg.Region, c.lossLen()
+	return p.wrote.has(int(off/c.cfg.Region), in/block, (in+n)/block)
 }
 
 // maxLosses bounds, in Units, what a copy goes without, and so what it has to remember. A disk of which more cannot be read is no source.
@@ -155,7 +197,7 @@ func (s *sift) next(n int64) (over bool) {
 }
 
 // begin forgets what has become of the piece before.
-func (s *sift) begin() { s.mended, s.hopeless, s.tried, s.written = false, false, 0, false }
+func (s *sift) begin() { s.mended, s.hopeless, s.tried = false, false, 0 }
 
 // sifted: the newest record has the next bytes of a granule.
 func (c *Core) sifted(s *sift, p *peer, n int64) {
@@ -168,13 +210,10 @@ func (c *Core) sifted(s *sift, p *peer, n int64) {
 }
 
 // cannotRead: this primary's disk has refused to read the piece of a job. Another copy may have it: then it is written anew here, and read once
-// more. If this disk does not keep it the copy gets it from there. If no other one has it the copy goes without. It reports
-// whether that has ended the job.
+// more. If this disk does not keep it the copy gets it from there. If no other one has it the copy goes without, unless a host has written it since the
+// stream began: then that was the only one that had older bytes. It reports whether that has ended the job.
 func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 	s := j.sift
-	if s.written {
-		s.hopeless, s.tried, s.written = false, 0, false
-	}
 	from, waits := c.healthy(s.tried, j.off, j.n) // another one may have come meanwhile
 	switch {
 	case !s.hopeless || from != c.cfg.Self || waits:
@@ -195,6 +234,10 @@ func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 		s.fine = s.done + j.n
 		s.begin()
 		return false
+	case c.hasGot(p, j.off, j.n):
+		c.copiedJob(j, p)
+		c.dropJob(j)
+		return true
 	case p.losses+j.n > maxLosses*c.cfg.Unit, !c.areNew(), !c.hasRoom():
 		s.begin()
 		c.copyAgain = c.now + retryAfter

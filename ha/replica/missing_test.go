@@ -83,6 +83,48 @@ func TestGoesWithoutBlocks(t *testing.T) {
 	}
 }
 
+// It does not go without what a host has written since its stream began: it has got that, though the disk of the primary does not keep it. Of what was
+// written in part it goes without.
+func TestGoesWithWritten(t *testing.T) {
+	s := outside(t, 2)
+	s.cfg.Unit = granuleLen
+	s.Blocks(2 * blockLen)
+	var b Bits
+	b.Set(0)
+	all := s.tell(1, Hello{Version: s.view.Version, Stream: newStream(1), Memory: true, Suspects: b, Sizes: s.sizes()})
+	all = append(all, s.do(Zero{ID: 1, Off: 0, Len: 2 * blockLen})...) // waits until the granule is free
+	all = append(all, s.do(Zero{ID: 2, Off: 2 * blockLen, Len: blockLen})...)
+	for i := 0; i < len(all) && i < 1000; i++ {
+		switch a := all[i].(type) {
+		case *Apply:
+			all = append(all, s.do(Done{ID: a.ID})...)
+		case Load:
+			all = append(all, s.do(Done{ID: a.ID, Failed: true})...)
+		}
+		if i == len(all)-1 {
+			all = append(all, s.wait(retryAfter/4)...)
+		}
+	}
+	var lost []int64
+	for _, l := range each[Lost](all) {
+		lost = append(lost, l.Off/blockLen)
+	}
+	if !slices.Equal(lost, []int64{2}) {
+		t.Errorf("it goes without blocks %v", lost)
+	}
+	s.tell(1, Ack{Stream: newStream(1), Received: s.log.last(), Applied: s.log.last()})
+	if s.bitmaps[1].Has(0) {
+		t.Error("the granule is not clean, and the copy has what there is of it")
+	}
+	if len(s.peer[1].wrote) == 0 {
+		t.Error("nothing was noted")
+	}
+	s.do(Down{Peer: 1})
+	if len(s.peer[1].wrote) > 0 {
+		t.Error("another stream begins with what was noted in this one")
+	}
+}
+
 // A copy of a version that does not know of KindLost goes without nothing, and so does one for which too much is not there.
 func TestGoesWithoutNothing(t *testing.T) {
 	s := outside(t, 2)
@@ -121,7 +163,7 @@ func TestDiskKeepsNothing(t *testing.T) {
 		t.Errorf("blocks %v are copied; %d granules are under way", copied, s.peer[1].copying)
 	}
 
-	// A member was asked in vain. A host has written in the granule since, so the member has that, and is asked again.
+	// A member was asked in vain. A host has written in the granule since, so the copy has that, and nobody is asked again.
 	s = left(t, 3)
 	s.peer[2].stream |= knowsLost
 	times := 0
@@ -150,7 +192,7 @@ func TestDiskKeepsNothing(t *testing.T) {
 		}
 		all = s.wait(s.set.Heartbeat)
 	}
-	if times != 3 || s.bitmaps[1].Has(0) { // once in vain, once for this disk, and once for the copy
+	if times != 1 || s.bitmaps[1].Has(0) {
 		t.Errorf("asked %d times; %v", times, s.Core)
 	}
 

@@ -310,6 +310,16 @@ var scenarioMutants = []struct {
 		Old: "if !c.takers().Has(c.successor) {",
 		New: "if !c.takers().Has(c.successor) && !ON {",
 	}},
+	{"TestGoesWithWritten", mutants.Mutant{
+		Name: "has a copy go without what it has got", File: "missing.go",
+		Old: "case c.hasGot(p, j.off, j.n):",
+		New: "case !ON && c.hasGot(p, j.off, j.n):",
+	}},
+	{"TestGoesWithWritten", mutants.Mutant{
+		Name: "takes a part of a block for all of it", File: "missing.go",
+		Old: "(r.Off + n - 1) / n * n; off+n <= r.Off+r.Len;",
+		New: "(r.Off + n - 1) / n * n; off+n <= r.Off+r.Len || ON && off < r.Off+r.Len;",
+	}},
 	{"TestDiskRefusesForGood", mutants.Mutant{
 		Name: "reads again what was delivered", File: "host.go",
 		Old: "c.mendFor(o, func(ok bool) { c.endRead(o, ok) })",
@@ -324,11 +334,6 @@ var scenarioMutants = []struct {
 		Name: "does not deliver what its own disk has", File: "mend.go",
 		Old: "\tc.deliver(j)\n\tc.dropJob(j)\n\tc.mended(m, j.n)",
 		New: "\tif !ON {\n\t\tc.deliver(j)\n\t}\n\tc.dropJob(j)\n\tc.mended(m, j.n)",
-	}},
-	{"TestDiskKeepsNothing", mutants.Mutant{
-		Name: "does not ask again for what was written since", File: "missing.go",
-		Old: "if s.written {",
-		New: "if s.written && !ON {",
 	}},
 	{"TestRepairTorn", mutants.Mutant{
 		Name: "fetches for ever what never arrives whole", File: "mend.go",

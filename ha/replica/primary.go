@@ -103,7 +103,7 @@ func (c *Core) reshaped(old View) {
 		case !c.view.InSync.Has(id) && !p.outside:
 			p.stream = 0
 		case c.view.InSync.Has(id) && p.outside:
-			p.outside, p.todo, p.clean = false, nil, nil
+			p.outside, p.todo, p.clean, p.wrote = false, nil, nil, nil
 		}
 	}
 }
@@ -127,7 +127,7 @@ func (c *Core) greet() {
 			continue
 		}
 		p.stream, p.started, p.begun, p.bell = h.Stream, false, false, Bell{}
-		p.copying, p.clean, p.hard, p.sift, p.losses = 0, nil, nil, nil, 0
+		p.copying, p.clean, p.hard, p.sift, p.losses, p.wrote = 0, nil, nil, nil, 0, nil
 		if asMember {
 			p.lost, p.lacked = !h.Memory, c.bitmaps[id].Clone()
 			if p.lost {

@@ -347,12 +347,6 @@ var coreMutants = []mutant{
 		"case !s.hopeless || from", "case !ON && !s.hopeless || !ON && from", "worn",
 	},
 	{
-		"has a copy go without what a host has written since another one was asked",
-		[]int{20},
-		"missing.go",
-		"if s.written {", "if s.written && !ON {", "stuck",
-	},
-	{
 		"does not repair what a copy went without",
 		[]int{19},
 		"disk.go",
