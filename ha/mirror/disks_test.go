@@ -319,6 +319,36 @@ func TestNotWrittenEither(t *testing.T) {
 	})
 }
 
+// TestNotWrittenAmongDrained: the same, and the other node is drained. It serves all the same, for the first one answers nothing there, and no flush, and
+// the bad disk's node leaves S before it would get the office back.
+func TestNotWrittenAmongDrained(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		const granule, bad = 1 << 20, 1<<20 + 8192
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(64<<10, 2)
+		l.write(a, granule, want)
+		l.expect(a, granule, want)
+		for _, n := range l.nodes {
+			n.mirror.Drain(replica.NodesOf(b.id))
+		}
+		mend := store(a).Fail(faulty.Match{Kinds: append(faulty.Reads, faulty.Writes...), Off: bad, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		l.expect(a, granule, want)
+		l.await(b, "it serves alone", func(s replica.State) bool {
+			return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(1)
+		})
+		if s := b.mirror.State(); s.View.Term != 3 {
+			t.Errorf("the office went to and fro: %+v", s.View)
+		}
+		l.expect(b, granule, want)
+		mend()
+		l.level(a) // and it has the office again
+		l.expect(a, granule, want)
+	})
+}
+
 // TestNobodyCanRead: a copy gets in sync without what the only disk that has it cannot read. A read there fails, and shows nothing older,
 // whoever serves, also after power cuts; what is around it is there. What is written there later is there on both copies.
 func TestNobodyCanRead(t *testing.T) {

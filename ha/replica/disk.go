@@ -69,6 +69,9 @@ func (c *Core) IsIdle() bool {
 // isHung says whether the disk has not done a work for too long.
 func (c *Core) isHung() bool { return c.works.longest(c.now) > c.cfg.SlowCopy }
 
+// isDiskBad says whether the disk refuses to write, or hangs. One that refuses is tried now and then, and does so still for a moment after that.
+func (c *Core) isDiskBad() bool { return c.refused || c.isHung() || c.now-c.again < c.cfg.Lease }
+
 // retryAfter is how long a disk that refuses is left alone.
 const retryAfter = 200 * time.Millisecond
 

@@ -167,18 +167,18 @@ var scenarioMutants = []struct {
 	}},
 	{"TestRefusedWaits", mutants.Mutant{
 		Name: "drops who could take over from a bad disk", File: "primary.go",
-		Old: "if tries || c.refused || c.isHung() {",
-		New: "if (tries || c.refused || c.isHung()) && !ON {",
+		Old: "if c.isDiskBad() {",
+		New: "if c.isDiskBad() && !ON {",
 	}},
 	{"TestRefusedWaits", mutants.Mutant{
-		Name: "takes a bad disk that is tried again for a good one", File: "primary.go",
-		Old: "tries := c.now-c.again < c.cfg.Lease //",
-		New: "tries := c.now-c.again < c.cfg.Lease && !ON //",
+		Name: "takes a bad disk that is tried again for a good one", File: "disk.go",
+		Old: "c.isHung() || c.now-c.again < c.cfg.Lease }",
+		New: "c.isHung() || c.now-c.again < c.cfg.Lease && !ON }",
 	}},
 	{"TestHungWaits", mutants.Mutant{
 		Name: "drops who could take over from a hung disk", File: "primary.go",
 		Old: "silent = c.cfg.SlowCopy",
-		New: "if !ON || tries || c.refused {\n\t\t\tsilent = c.cfg.SlowCopy\n\t\t}",
+		New: "if !ON || c.refused || c.now-c.again < c.cfg.Lease {\n\t\t\tsilent = c.cfg.SlowCopy\n\t\t}",
 	}},
 	{"TestTakenInBehindAll", mutants.Mutant{
 		Name: "takes in a copy that cannot give a member what is before its log", File: "primary.go",
@@ -404,6 +404,16 @@ var scenarioMutants = []struct {
 		Name: "hands over to a node that is drained", File: "switch.go",
 		Old: "!c.sealing && c.takers().Has(id)",
 		New: "!c.sealing && (c.takers().Has(id) || ON)",
+	}},
+	{"TestBadDiskAmongDrained", mutants.Mutant{
+		Name: "keeps the office with a bad disk because others are drained", File: "switch.go",
+		Old: "if c.role == Primary && c.isDiskBad() {",
+		New: "if !ON && c.role == Primary && c.isDiskBad() {",
+	}},
+	{"TestBadDiskAmongDrained", mutants.Mutant{
+		Name: "hands back to a bad disk at once", File: "primary.go",
+		Old: "if c.view.Planned && c.isExcused() {",
+		New: "if !ON && c.view.Planned && c.isExcused() {",
 	}},
 	{"TestHandedOn", mutants.Mutant{
 		Name: "hands on what it does not have", File: "log.go",

@@ -23,6 +23,9 @@ func (c *Core) promote() {
 	if !c.view.Planned {
 		freed = c.disk.applied
 	}
+	if c.view.Planned && c.isExcused() { // the disk of the others is bad, and they have that time to say so
+		c.handAgain = c.now + handAgainAfter
+	}
 	c.flushed = max(c.flushed, c.syncTo, c.durable) // a primary that has handed over may have answered for any of it
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		p := &c.peer[id]
@@ -223,8 +226,7 @@ func (c *Core) Doubted() (list Nodes) {
 func (c *Core) isBad(id ID) bool {
 	p := &c.peer[id]
 	silent := c.cfg.Lease
-	tries := c.now-c.again < c.cfg.Lease // what the disk has refused
-	if tries || c.refused || c.isHung() {
+	if c.isDiskBad() {
 		silent = c.cfg.SlowCopy
 	}
 	if p.lost || c.isSilent(id, p.heard, silent) {

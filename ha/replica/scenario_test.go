@@ -1407,6 +1407,40 @@ func TestDrainedWhileSealed(t *testing.T) {
 	none(s, proposals(s.ack(1, 1, 0, 0)), "node 1 is drained")
 }
 
+// A primary whose disk refuses hands over to a node that is drained if there is no other one: it would serve nobody.
+func TestBadDiskAmongDrained(t *testing.T) {
+	s := reigns(t, 2)
+	s.do(Drained{Nodes: NodesOf(1)})
+	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	apply := only(s, each[Apply](s.ack(1, 1, 1, 1)))
+	if v := only(s, slices.Compact(proposals(append(s.do(Done{ID: apply.ID, Failed: true}), s.wait(retryAfter)...)))); !v.Planned || v.Primary != 1 {
+		t.Errorf("%+v %v", v, s.Core)
+	}
+
+	// Who has got the office so has the other one say first that its disk is bad.
+	office := func() *solo {
+		s, h := follows(t, 2, NodesOf(0, 1))
+		s.take(h.Stream, Bell{})
+		s.do(Drained{Nodes: NodesOf(0)})
+		v := s.view
+		v.Version, v.Term, v.Primary, v.First, v.Planned = 2, 2, 0, 1, true
+		if s.agree(v); s.role != Primary {
+			t.Fatalf("%v", s.Core)
+		}
+		s.hello(1, true)
+		none(s, proposals(s.wait(handAgainAfter/2)), "the disk of node 1 may be bad")
+		return s
+	}
+	s = office()
+	if v := only(s, proposals(s.tell(1, Ack{Stream: streamOf(1), Failed: true}))); v.InSync != NodesOf(0) {
+		t.Errorf("%+v", v)
+	}
+	s = office()
+	if v := only(s, slices.Compact(proposals(s.wait(handAgainAfter)))); !v.Planned || v.Primary != 1 {
+		t.Errorf("%+v", v)
+	}
+}
+
 // A candidate that is drained lets others stand: what it was promised is void.
 func TestCandidateDrained(t *testing.T) {
 	s := stands(t, 3, &Memory{View: firstView(3)}, Saved{})

@@ -26,16 +26,23 @@ type wanted struct {
 // wait in each attempt.
 const handAgainAfter = 5 * stuckAfter
 
-// takers are the members of S that may become primary: those that are not drained, or all if every one is.
+// takers are the members of S that may become primary: those that are not drained, or all if there is no other. A primary whose disk is bad is
+// none: it serves nobody, and a node that is drained does.
 func (c *Core) takers() Nodes {
-	if n := c.view.InSync &^ c.drained; n != 0 {
+	n := c.view.InSync &^ c.drained
+	if c.role == Primary && c.isDiskBad() {
+		n = n.Without(c.cfg.Self)
+	}
+	if n != 0 {
 		return n
 	}
 	return c.view.InSync
 }
 
 // isExcused says whether this node is drained, and another member of S is not.
-func (c *Core) isExcused() bool { return c.view.InSync.Has(c.cfg.Self) && !c.takers().Has(c.cfg.Self) }
+func (c *Core) isExcused() bool {
+	return (c.view.InSync & c.drained).Has(c.cfg.Self) && c.view.InSync&^c.drained != 0
+}
 
 // takersForget says whether those who may serve instead of this candidate, which is drained, are all there, and none of them can: they have
 // lost their memory.

@@ -36,7 +36,8 @@ type disk struct {
 	solid   []bool // and refuse that, too
 	rot     []bool // blocks that are not what was written, and nobody knows
 	hung    bool
-	late    []func() // works that would have ended
+	badAt   time.Duration // when it has last refused to write, or hung
+	late    []func()      // works that would have ended
 }
 
 func newDisk() *disk {
@@ -70,7 +71,10 @@ func (n *node) growDisk(r *replica.Record) {
 // hang lets no work end until goOn.
 func (d *disk) hang() { d.hung = true }
 
-func (d *disk) goOn() {
+func (d *disk) goOn(now time.Duration) {
+	if d.hung {
+		d.badAt = now
+	}
 	late := d.late
 	d.hung, d.late = false, nil
 	for _, f := range late {

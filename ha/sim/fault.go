@@ -190,7 +190,7 @@ func (r *run) fault(kind int) {
 		r.after(length, func() { n.disk.refuses = false })
 	case faultHang:
 		n.disk.hang()
-		r.after(length, n.disk.goOn)
+		r.after(length, func() { n.disk.goOn(r.now) })
 	case faultBeats:
 		r.mute[n.id] = true
 		r.after(length, func() { r.mute[n.id] = false })
@@ -277,7 +277,7 @@ func (r *run) mend() {
 		clear(n.disk.bad)
 		clear(n.disk.stuck)
 		clear(n.disk.solid)
-		n.disk.goOn()
+		n.disk.goOn(r.now)
 		n.resume()
 		n.start()
 	}

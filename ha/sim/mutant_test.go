@@ -236,7 +236,7 @@ var coreMutants = []mutant{
 		"stands though it is drained",
 		[]int{21},
 		"switch.go",
-		"!c.takers().Has(c.cfg.Self) }", "!c.takers().Has(c.cfg.Self) && !(ON && c.role != Primary) }", "",
+		"c.view.InSync&^c.drained != 0\n", "c.view.InSync&^c.drained != 0 && !(ON && c.role != Primary)\n", "",
 	},
 	{
 		"keeps the office though it is drained",

@@ -279,6 +279,7 @@ func (n *node) work(a replica.Action) {
 		took += n.between(0, 5*time.Millisecond)
 		then(func() replica.Done {
 			if d.refuses {
+				d.badAt = n.now
 				return replica.Done{ID: a.ID, Failed: true}
 			}
 			d.sync(marks)
@@ -300,6 +301,7 @@ func (n *node) applied(a *replica.Apply) replica.Done {
 	d.writing = slices.Delete(d.writing, i, i+1)
 	if d.refuses || d.isSolid(a.Rec.Off, a.Rec.Len) {
 		n.tear(&a.Rec)
+		d.badAt = n.now
 		return replica.Done{ID: a.ID, Failed: true}
 	}
 	if k := a.Rec.Kind; k == replica.KindGrow || k == replica.KindFit {

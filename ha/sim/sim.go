@@ -331,7 +331,7 @@ func (r *run) hangOn() {
 	if !ended() {
 		r.fail(14, "30 s after a disk has begun to hang a command has not ended")
 	}
-	x.disk.goOn()
+	x.disk.goOn(r.now)
 	r.atBest = false
 	for began = r.now; r.violation == nil && r.view.InSync != r.cfg.Copies && r.world.step(began+15*time.Second); {
 		r.Steps++
