@@ -17,6 +17,8 @@ type attached struct {
 
 	denied atomic.Uint32 // access.Denial
 	told   atomic.Uint32 // access.Event that the controller does not know yet
+
+	recovery uint32 // TLER, which changes nothing here; guarded by the lock of the admin queue
 }
 
 // anaGroup is the namespace of a number, whichever it is: hosts remember its state by that.

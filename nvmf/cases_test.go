@@ -48,3 +48,33 @@ func TestCasesOfNvmFabTest(t *testing.T) {
 		t.Errorf("TLER is %d", a.DW0)
 	}
 }
+
+// The time limit of error recovery is that of one namespace (NVM 1.0 §4.1.3.2), or is set for all; a reset forgets it.
+func TestErrorRecovery(t *testing.T) {
+	x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+	h, _ := x.admin(0)
+	x.sub.SetNamespaces([]Shown{{NSID: 2, Namespace: y.ns}})
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 2}}) })
+	set := func(nsid, v uint32) {
+		t.Helper()
+		h.must(nvme.Command{Opcode: nvme.AdminSetFeatures, NSID: nsid, DWords: [6]uint32{uint32(nvme.FeatureErrorRecovery), v}}, 0, nil, false)
+	}
+	want := func(sel uint32, values ...uint32) {
+		t.Helper()
+		for i, v := range values {
+			get := nvme.Command{Opcode: nvme.AdminGetFeatures, NSID: uint32(i + 1), DWords: [6]uint32{uint32(nvme.FeatureErrorRecovery) | sel<<8}}
+			if a := h.must(get, 0, nil, false); a.DW0 != v {
+				t.Errorf("TLER of namespace %d is %d, want %d", i+1, a.DW0, v)
+			}
+		}
+	}
+	set(1, 30)
+	want(0, 30, 0)
+	set(nvme.AllNamespaces, 40)
+	set(2, 50)
+	want(0, 40, 50)
+	want(1, 0, 0)
+	h.setCC(enabled &^ nvme.CCEnable)
+	h.setCC(enabled)
+	want(0, 0, 0)
+}

@@ -346,6 +346,9 @@ func (c *Controller) reset() {
 	}
 	c.events, c.features, c.changed, c.retell, c.notices = events{}, newFeatures(), nil, retell{}, notices{}
 	c.delays.Store(false)
+	for _, a := range *c.attached.Load() {
+		a.recovery = 0
+	}
 	c.mu.Lock()
 	c.grant = maxIOQueues
 	c.csts &^= nvme.CSTSShutdown

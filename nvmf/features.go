@@ -11,7 +11,6 @@ import (
 // features are those of a controller that hold a value. What they say changes nothing here, except events.
 type features struct {
 	arbitration uint32
-	recovery    uint32 // TLER
 	atomicity   uint32
 	events      uint32 // that are enabled
 	temperature [2]uint16
@@ -103,7 +102,9 @@ func (t *Task) setFeatures() volume.Next {
 		if v&bitDULBE != 0 {
 			return t.refuse(nvme.InvalidField)
 		}
-		c.features.recovery = v & 0xffff
+		for _, p := range t.held {
+			p.at.recovery = v & 0xffff
+		}
 	case nvme.FeatureQueues:
 		return t.setQueues(v)
 	case nvme.FeatureAtomicity:
@@ -207,7 +208,9 @@ func (t *Task) getFeatures() volume.Next {
 		}
 		t.CQE.DW0 = uint32(values.temperature[v>>20&1])
 	case nvme.FeatureErrorRecovery:
-		t.CQE.DW0 = values.recovery
+		if sel == current {
+			t.CQE.DW0 = t.held[0].at.recovery
+		}
 	case nvme.FeatureWriteCache:
 		t.CQE.DW0 = 1
 	case nvme.FeatureQueues:
