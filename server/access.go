@@ -128,7 +128,7 @@ func (s *Server) concerned(c *mgmt.AccessChange) (*concern, error) {
 	case sub != nil:
 		groups = portGroups(s.cfg.Portals, config.ServeNamespaces, nil)
 	default:
-		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no target %s", c.Target)}
+		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no target or subsystem %s: target access lists them", c.Target)}
 	}
 	if !slices.Contains(groups, c.Group) {
 		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("the target %s is not reached through the group %d: its groups are %s", c.Target, c.Group, words(groups))}
@@ -157,7 +157,7 @@ func (s *Server) concernedLUNs(t *config.Target, only []uint16) (*concern, error
 	}
 	for _, n := range only {
 		if !slices.ContainsFunc(t.LUNs, func(l config.LUN) bool { return l.Number == n }) {
-			return nil, &mgmt.NotFoundError{What: fmt.Sprintf("the target %s has no LUN %d", t.Name, n)}
+			return nil, &mgmt.NotFoundError{What: fmt.Sprintf("the target %s has no LUN %d: target access lists those that it has", t.Name, n)}
 		}
 	}
 	return found, nil
@@ -174,7 +174,7 @@ func (s *Server) concernedSpaces(sub *config.Subsystem, only []uint32) (*concern
 	}
 	for _, id := range only {
 		if !slices.ContainsFunc(sub.Namespaces, func(n config.Namespace) bool { return n.NSID == id }) {
-			return nil, &mgmt.NotFoundError{What: fmt.Sprintf("the subsystem %s has no namespace %d", sub.NQN, id)}
+			return nil, &mgmt.NotFoundError{What: fmt.Sprintf("the subsystem %s has no namespace %d: target access lists those that it has", sub.NQN, id)}
 		}
 	}
 	return found, nil

@@ -81,7 +81,7 @@ func (s *Server) dividedStore(name string) (*divided, error) {
 	defer s.mu.Unlock()
 	c := s.cfg.Store(name)
 	if c == nil {
-		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no store %q", name)}
+		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no store %q: target partition ls lists those that are divided", name)}
 	}
 	d := s.units.divided[medium(c)]
 	if d == nil {

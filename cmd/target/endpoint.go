@@ -95,7 +95,7 @@ rights.`,
 			}
 			c := v.client()
 			defer c.Close()
-			return c.DropEndpoint(cmd.Context(), id)
+			return listedBy(cmd, "endpoint ls", c.DropEndpoint(cmd.Context(), id))
 		},
 	}
 	v.socketFlag(cmd)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,6 +69,8 @@ func (v *view) check(cmd *cobra.Command) error {
 	switch {
 	case v.output != "table" && v.output != "json":
 		return &usageError{cmd.CommandPath(), fmt.Sprintf("unknown form %q: write -o table or -o json", v.output)}
+	case !v.watch && (cmd.Flags().Changed("interval") || cmd.Flags().Changed("count")):
+		return &usageError{cmd.CommandPath(), "--interval and --count are for --watch: add it"}
 	case v.watch && v.interval < 10*time.Millisecond:
 		return &usageError{cmd.CommandPath(), fmt.Sprintf("an interval of %s is too short: write 1s", v.interval)}
 	}
@@ -203,6 +206,14 @@ NVMe. target sessions lists them.`,
 // controllerPrefix sets the numbers of controllers apart from those of sessions.
 const controllerPrefix = "c"
 
+// listedBy says which command lists what there is, if err says that something is not there.
+func listedBy(cmd *cobra.Command, lister string, err error) error {
+	if _, ok := errors.AsType[*mgmt.NotFoundError](err); ok {
+		return fmt.Errorf("%w: %s %s lists those that there are", err, cmd.Root().Name(), lister)
+	}
+	return err
+}
+
 func dropCommand() *cobra.Command {
 	v := new(view)
 	cmd := &cobra.Command{
@@ -237,9 +248,11 @@ connections are closed. To keep a host out, remove it from "hosts" of the subsys
 			c := v.client()
 			defer c.Close()
 			if controller {
-				return c.DropController(cmd.Context(), id)
+				err = c.DropController(cmd.Context(), id)
+			} else {
+				err = c.DropSession(cmd.Context(), uint16(id))
 			}
-			return c.DropSession(cmd.Context(), uint16(id))
+			return listedBy(cmd, "sessions", err)
 		},
 	}
 	v.socketFlag(cmd)
