@@ -364,6 +364,9 @@ func (t *Table) add(storeSize int64, news []New) (made []Partition, err error) {
 		if n.Cache != nil {
 			p.Cache = &Cache{WriteMS: n.Cache.WriteMS, Through: n.Cache.Through}
 		}
+		if slices.ContainsFunc(t.Partitions, func(p Partition) bool { return p.Name == n.Name }) {
+			return nil, fmt.Errorf("there is a partition %q already: choose another name", n.Name)
+		}
 		if n.Size <= 0 || n.Size%t.Unit != 0 {
 			return nil, fmt.Errorf("partition %q: the size of %d bytes is not a multiple of %d above 0", n.Name, n.Size, t.Unit)
 		}

@@ -123,7 +123,7 @@ func TestCreate(t *testing.T) {
 		n    New
 		want string
 	}{
-		{New{Name: "a", Size: 4096}, "two partitions"},
+		{New{Name: "a", Size: 4096}, "already"},
 		{New{Name: "A", Size: 4096}, "a name has"},
 		{New{Name: "d", Size: 100}, "multiple"},
 		{New{Name: "d"}, "multiple"},

@@ -279,7 +279,7 @@ func TestPartitionChangesRefused(t *testing.T) {
 		err  error
 		want string
 	}{
-		"one of two":      {create(mgmt.NewPartition{Name: "c", Size: mib}, mgmt.NewPartition{Name: "a", Size: mib}), "two partitions of the name"},
+		"one of two":      {create(mgmt.NewPartition{Name: "c", Size: mib}, mgmt.NewPartition{Name: "a", Size: mib}), "a partition \"a\" already"},
 		"too large":       {create(mgmt.NewPartition{Name: "c", Size: 1 << 40}), "no free range"},
 		"overlap":         {create(mgmt.NewPartition{Name: "c", Size: mib, Offset: mib}), "overlap"},
 		"odd size":        {create(mgmt.NewPartition{Name: "c", Size: 1000}), "multiple of 4096"},

@@ -315,6 +315,6 @@ func showPartition(w io.Writer, r *load.Result) error {
 	if r.Aging > 0 {
 		kept += fmt.Sprintf(", %v after a write at the latest", r.Aging)
 	}
-	fmt.Fprintf(t, "partition\toutlives: %s\t(rights %s)\n", kept, r.Rights)
+	fmt.Fprintf(t, "partition\trights %s\toutlives: %s\n", r.Rights, kept)
 	return t.Flush()
 }
