@@ -104,6 +104,14 @@ func dialRDMA(t testing.TB, f func(*rdmaTarget)) (s *initiator.Session, ended <-
 // dialRDMAWith is dialRDMA for a target that takes as many advertised STags as window says.
 func dialRDMAWith(t testing.TB, window uint32, f func(*rdmaTarget)) (s *initiator.Session, ended <-chan error) {
 	t.Helper()
+	s, ended, err := tryRDMA(t, rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: window}, f)
+	check(t, err)
+	return s, ended
+}
+
+// tryRDMA is dialRDMA for a target that agrees to what offer says, and for an initiator that may refuse that.
+func tryRDMA(t testing.TB, offer rdma.OneShotOffer, f func(*rdmaTarget)) (s *initiator.Session, ended <-chan error, err error) {
+	t.Helper()
 	dev, err := iwarp.Open(iwarp.Config{})
 	check(t, err)
 	l, err := dev.Listen("127.0.0.1:0")
@@ -136,8 +144,7 @@ func dialRDMAWith(t testing.TB, window uint32, f func(*rdmaTarget)) (s *initiato
 		if err != nil {
 			return
 		}
-		offer := &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: window}
-		if err := r.Accept(g.qp, rdma.ConnParams{OneShot: offer}); err == nil && g.logIn() {
+		if err := r.Accept(g.qp, rdma.ConnParams{OneShot: &offer}); err == nil && g.logIn() {
 			f(g)
 		}
 	})
@@ -152,8 +159,20 @@ func dialRDMAWith(t testing.TB, window uint32, f func(*rdmaTarget)) (s *initiato
 	u, err := initiator.ParseURL("oneshot+iwarp://" + l.Addr().String() + "/" + iqn)
 	check(t, err)
 	s, err = initiator.Dial(t.Context(), u, initiator.Options{})
-	check(t, err)
-	return s, g.ended
+	return s, g.ended, err
+}
+
+// A target that agrees to half of one-shot is refused at once: the first answer would end the session.
+func TestHalfOneShot(t *testing.T) {
+	for _, offer := range []rdma.OneShotOffer{{Flags: true, Advertise: true, Window: 32}, {Flags: true, Close: true, Window: 32}} {
+		s, _, err := tryRDMA(t, offer, func(*rdmaTarget) {})
+		if err == nil || !strings.Contains(err.Error(), "does not agree to one-shot RDMA") {
+			t.Errorf("%+v: %v", offer, err)
+		}
+		if s != nil {
+			_ = s.Close()
+		}
+	}
 }
 
 // One-shot's step 16: a target that closes other memory than that of the command it answers, or

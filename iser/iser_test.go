@@ -416,6 +416,24 @@ func (c *client) do(cdb []byte, write, read bool, n, immediate int) pdu.SCSIResp
 	return r
 }
 
+// An initiator that has no Send with Invalidate gets plain Sends (RFC 7145 §7.3.5): its STags stay its own.
+func TestNothingInvalidated(t *testing.T) {
+	b := newBench(t)
+	for i, op := range []byte{0x8a, 0x88} {
+		device, err := iwarp.Open(iwarp.Config{})
+		check(t, err)
+		c := dial(t, device, b.l.Addr().String(), rdma.ConnParams{PrivateData: []byte{noZBVA | noInvalidate, 0, 0, 0}})
+		c.isid = byte(i)
+		c.logIn("")
+		for range 2 { // unit attentions
+			c.do(make([]byte, 6), false, false, 0, 0)
+		}
+		if r := c.do(rw16(op, 0, 8), op == 0x8a, op == 0x88, 4096, 0); r.Status() != 0 { // do looks at the flags of the answer
+			t.Errorf("%#x: status %#x", op, r.Status())
+		}
+	}
+}
+
 func rw16(op byte, lba uint64, blocks uint32) []byte {
 	cdb := make([]byte, 16)
 	cdb[0] = op

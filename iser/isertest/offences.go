@@ -134,6 +134,23 @@ func Offences(target string) []Offence {
 		p.WantEnd("two STags for one buffer")
 	})
 
+	// one-shot.md §5.4, R1: what advertises an STag is a command that will be answered, or nobody would close it.
+	add("an STag that a NOP-Out advertises", func(_ testing.TB, d Dial) {
+		p := direct(d)
+		f := pdu.NOPOutFields{ITT: hole, TTT: pdu.ReservedTag, CmdSN: p.CmdSN}
+		p.Write(p.Message(stag, f.AppendTo(nil)))
+		p.WantEnd("an STag that a NOP-Out advertises")
+	})
+	add("an STag that a command outside of the window advertises", func(_ testing.TB, d Dial) {
+		p := direct(d)
+		next := p.CmdSN
+		p.CmdSN = next.Add(1 << 20)
+		write(p)
+		f := pdu.NOPOutFields{ITT: hole, TTT: pdu.ReservedTag, CmdSN: next}
+		_ = p.TryWrite(p.PDU(f.AppendTo(nil), nil, 0, 0)) // whoever goes on answers it
+		p.WantEnd("an STag that a command outside of the window advertises")
+	})
+
 	// A buffer that goes beyond the last tagged offset is an error now, not TASK SET FULL for ever.
 	wraps := func(h iserhdr.Header, op byte) func(testing.TB, Dial) {
 		return func(_ testing.TB, d Dial) {

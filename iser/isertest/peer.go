@@ -5,8 +5,10 @@ package isertest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -37,6 +39,7 @@ type Peer struct {
 	In     []byte // the last FPDU, without its trailer
 
 	msn, readMSN uint32
+	silent       bool // the last Read has ended because nothing came
 }
 
 // Connect connects to a portal and exchanges the MPA frames; offer is that of one-shot, or 0. The connection ends with the test.
@@ -120,19 +123,20 @@ func (p *Peer) PDU(bhs, data []byte, write, read uint32) []byte {
 	return p.Message(0, h.AppendTo(nil), bhs, data)
 }
 
-// Read reads an FPDU. False: the stream has ended.
+// Read reads an FPDU. False: the stream has ended, or nothing comes.
 func (p *Peer) Read() (seg ddp.Segment, ok bool) {
 	p.T.Helper()
 	head := make([]byte, 2)
-	if _, err := io.ReadFull(p.Conn, head); err != nil {
-		return seg, false
-	}
+	_, err := io.ReadFull(p.Conn, head)
 	b := make([]byte, ddp.FPDULen(int(binary.BigEndian.Uint16(head))))
 	copy(b, head)
-	if _, err := io.ReadFull(p.Conn, b[2:]); err != nil {
+	if err == nil {
+		_, err = io.ReadFull(p.Conn, b[2:])
+	}
+	if err != nil {
+		p.silent = errors.Is(err, os.ErrDeadlineExceeded)
 		return seg, false
 	}
-	var err error
 	p.In, _, err = ddp.SplitFPDU(b, true)
 	check(p.T, err)
 	seg, err = p.Format.Parse(p.In)
@@ -266,7 +270,11 @@ func (p *Peer) Want(m ddp.Message, op pdu.Opcode, itt, stag uint32) pdu.Header {
 // WantEnd reads the next message, which is to be a Terminate, unless the connection has ended.
 func (p *Peer) WantEnd(what string) {
 	p.T.Helper()
-	if seg, ok := p.Read(); ok && seg.Message != ddp.Terminate {
+	seg, ok := p.Read()
+	if !ok && p.silent {
+		p.T.Errorf("%s: nothing comes; want the end of the connection", what)
+	}
+	if ok && seg.Message != ddp.Terminate {
 		p.T.Errorf("%s: %v % x; want the end of the connection", what, seg.Message, p.In)
 	}
 }
