@@ -67,7 +67,7 @@ func check(path, node string, stdout, stderr io.Writer) error {
 			opened = s.Mirror.Copy(node)
 		}
 		if s.Node == "" && opened.Obstacle() != "" {
-			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s\n\n", s.Pos, s.Name, opened.Obstacle())
+			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s; correct the store, or prepare the machine\n\n", s.Pos, s.Name, opened.Obstacle())
 		}
 	}
 	for i := range c.Cluster.Moving {
