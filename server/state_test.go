@@ -164,7 +164,7 @@ portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
 		change mgmt.AccessChange
 		want   string
 	}{
-		{mgmt.AccessChange{Target: "iqn.no:such", Group: 1, State: "standby"}, "no target iqn.no:such"},
+		{mgmt.AccessChange{Target: "iqn.no:such", Group: 1, State: "standby"}, "no target or subsystem iqn.no:such: target access lists them"},
 		{mgmt.AccessChange{Target: target, Group: 3, State: "standby"}, "not reached through the group 3: its groups are 1 2"},
 		{mgmt.AccessChange{Target: target, Group: 1, State: "asleep"}, `no access state "asleep"`},
 		{mgmt.AccessChange{Target: target, Group: 1, State: "standby", LUNs: []uint16{0, 3}}, "no LUN 3"},
