@@ -84,7 +84,8 @@ func (c *Core) mayHave(id ID, off, n int64) bool {
 	return true
 }
 
-// Keeps says whether this primary takes a copy outside S for one that has a range as members have it, but for records of the log.
+// Keeps says whether this primary takes a copy outside S for one that has a range as members have it, but for records of the log. Nobody waits for one
+// that was not heard for SlowCopy.
 func (c *Core) Keeps(id ID, off, n int64) bool {
 	switch p := &c.peer[id]; {
 	case c.role != Primary || c.view.InSync.Has(id):
@@ -92,7 +93,7 @@ func (c *Core) Keeps(id ID, off, n int64) bool {
 	case p.stream != 0:
 		return c.hasKept(id, off, n)
 	}
-	has := c.left.Has(id)
+	has := c.left.Has(id) && c.now-c.peer[id].heard < c.cfg.SlowCopy
 	for g := c.granule(off); has && g <= c.granule(off+n-1); g++ {
 		has = !c.lacks[id].Has(g)
 	}

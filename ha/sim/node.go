@@ -433,6 +433,9 @@ func (n *node) resume() {
 	}
 	n.logf("%d goes on", n.id)
 	n.paused = false
+	if d := n.disk; d.badAt > 0 { // it knows of its disk what it knew when it was stopped
+		d.badAt = min(d.badAt+n.now-n.since, n.now)
+	}
 	if n.stops {
 		n.behind += n.now - n.from
 	}

@@ -37,11 +37,12 @@ func (r *run) switched(s *switching, e *replica.Answer) {
 }
 
 // checkOffice: a node that knows that it is drained does not ask for the office, nor anybody for it, while another
-// member may have it. If all who may have lost their memory it does, for itself. A primary whose disk is bad may not have it, and asks others.
+// member may have it. If all who may have lost their memory it does, for itself. A primary whose disk is bad may not have it, and asks others; so
+// does one that goes on after a pause, and takes work that was not done meanwhile for that.
 func (r *run) checkOffice(n *node, v *replica.View) {
 	now := n.core.State().View
 	takers := now.InSync &^ n.drains
-	if d := n.disk; v.Planned && (d.hung || d.badAt > 0 && r.now-d.badAt < time.Second) {
+	if d := n.disk; v.Planned && (n.resuming || d.hung || d.badAt > 0 && r.now-d.badAt < time.Second) {
 		takers = takers.Without(n.id)
 	}
 	if v.Term != now.Term && now.InSync.Has(v.Primary) && n.drains.Has(v.Primary) && takers != 0 && *v != n.asked && !(v.Primary == n.id && r.forget(takers)) {
