@@ -75,6 +75,8 @@ func Offences(target string) []Offence {
 		p.Manage(pdu.TaskAbortTask, abort, itt, true, 0)
 		p.Write(p.Response(r, make([]byte, 4096), true))
 		p.Want(ddp.SendClose, pdu.OpTaskManagementResponse, abort, stag)
+		p.Manage(pdu.TaskAbortTask, abort, itt, true, 0) // R1: what is closed is not closed again
+		p.Want(ddp.Send, pdu.OpTaskManagementResponse, abort, 0)
 		p.Manage(pdu.TaskLogicalUnitReset, reset, 0, true, 0)
 		p.Want(ddp.Send, pdu.OpTaskManagementResponse, reset, 0)
 	})
