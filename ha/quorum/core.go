@@ -38,6 +38,8 @@ type Core struct {
 	reads      map[uint64]*readWait // by number
 	lastRead   uint64
 	changingAt uint64 // tick at which a change of the members was proposed
+	orphan     orphan
+	askedAt    uint64 // tick at which this node has asked for the lead
 
 	refused error // others do not take this node any more
 
@@ -155,6 +157,7 @@ func (c *Core) Tick() {
 	}
 	c.changeMembers()
 	c.giveWay()
+	c.adopt()
 }
 
 // Receive takes a message of a member that was admitted.
@@ -169,6 +172,7 @@ func (c *Core) Receive(m Message) {
 	s := c.log.seen[from]
 	s.Batch = m.Batch
 	c.log.note(from, s)
+	c.noteOrphan(from, m.Raft)
 	_ = c.raw.Step(m.Raft) // what makes no sense any more is left out
 }
 

@@ -146,6 +146,8 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 		"\t\t\t(*w)(r)\n\t\t}\n\t}\n\tfor _, f", "\t\t\tif !ON {\n\t\t\t\t(*w)(r)\n\t\t\t}\n\t\t}\n\t}\n\tfor _, f",
 	},
 	{"TestDrained", "leads on though it is drained", "drained.go", "!c.isDrained(c.log.id.Number) {", "!c.isDrained(c.log.id.Number) || ON {"},
+	{"TestOrphan", "leaves an orphan alone", "orphan.go", "if m.GetType() != raftpb.MsgPreVote ||", "if ON || m.GetType() != raftpb.MsgPreVote ||"},
+	{"TestOrphan", "asks for the lead at once", "orphan.go", "o.last-o.since < orphanTicks ||", "o.last-o.since < orphanTicks && !ON ||"},
 	{"TestNoMajority", "leads without a majority", "core.go", "CheckQuorum: true,", "CheckQuorum: !ON,"},
 	{
 		"TestReplace", "does not tell the former one", "hello.go",
