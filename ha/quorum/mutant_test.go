@@ -219,7 +219,6 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 	{"TestCloneAndSnapshot", "takes the state of another node", "records.go", "if want == \"\" ||", "if ON || want == \"\" ||"},
 	{"TestCloneAndSnapshot", "takes a directory of the past", "hello.go", "return setBackError(name, seen.Batch, h.Start-1)", "if !ON {\n\t\t\treturn setBackError(name, seen.Batch, h.Start-1)\n\t\t}"},
 	{"TestCloneOfUnheard", "takes a clone at another address", "hello.go", "\tcase !there:\n", "\tcase !there && !ON:\n"},
-	{"TestCloneOfUnheard", "takes a life nowhere", "transport.go", "p.n.hears(h), true)", "p.n.hears(h), !ON)"},
 	{"TestLateHello", "refuses a hello that is late", "hello.go", "h.Incarnation == before.Incarnation && h.Batch < before.Batch {", "ON && h.Batch < seen.Batch || h.Incarnation == before.Incarnation && h.Batch < before.Batch {"},
 	{"TestLateHello", "takes a log that went back in one life", "hello.go", "return setBackError(name, before.Batch, h.Batch)", "if !ON {\n\t\t\t\treturn setBackError(name, before.Batch, h.Batch)\n\t\t\t}"},
 	{"TestWrongAddress", "does not say who is at an address", "transport.go", "ok || number != p.number {", "ok || number != p.number && !ON {"},

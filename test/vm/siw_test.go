@@ -100,7 +100,7 @@ func TestISERLoginsAndLogouts(t *testing.T) {
 stores: {d: {type: memory, size: 16MiB}}
 targets: [{iqn: "`+iqn+`", luns: {0: d}}]
 portals: [{transport: iwarp, listen: $PORTAL}]
-limits: {sessions: 1, memory: 16MiB, memory_per_connection: 4MiB}
+limits: {sessions: 1, memory: 32MiB, memory_per_connection: 4MiB}
 `)
 	i := prepareISER(t, tg)
 	i.record(nil)
