@@ -322,7 +322,7 @@ func (c *Core) message(from ID, m Msg) {
 func (c *Core) down(id ID) {
 	p := &c.peer[id]
 	p.up, p.hello, p.stream = false, nil, 0
-	p.copying, p.clean, p.hard, p.sift, p.wrote = 0, nil, nil, nil, nil
+	p.copying, p.clean, p.hard, p.sift, p.wrote = 0, nil, nil, nil, wrote{}
 	if c.stream != 0 && c.source == id {
 		c.stream, c.fed = 0, false
 	}

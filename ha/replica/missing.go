@@ -110,47 +110,12 @@ type sift struct {
 	fine         int64 // up to there it goes by blocks: the piece cannot be read as a whole, and one of its blocks was perhaps written since it broke
 }
 
-// wrote are the blocks that hosts have written since the stream of a copy began, in granules that were still to be copied: by region, counted from its
-// beginning. The copy has them, whatever this primary's disk does.
-type wrote []Bits
-
 // lossLen is how many bytes a copy goes without at least.
 func (c *Core) lossLen() int64 {
 	if c.block > 0 {
 		return c.block
 	}
 	return c.cfg.Unit
-}
-
-// wroteFor notes a record of a host, which a copy outside S gets.
-func (c *Core) wroteFor(p *peer, r *Record) {
-	if p.stream == 0 || !p.outside {
-		return
-	}
-	n := c.lossLen()
-	for off := (r.Off + n - 1) / n * n; off+n <= r.Off+r.Len; off += n {
-		if g := c.granule(off); !p.todo.Has(g) && (p.sift == nil || p.sift.granule != g) {
-			continue
-		}
-		region := int(off / c.cfg.Region)
-		for len(p.wrote) <= region {
-			p.wrote = append(p.wrote, nil)
-		}
-		p.wrote[region].Set(int(off % c.cfg.Region / n))
-	}
-}
-
-// has says whether hosts have written all of a range of blocks, within a region.
-func (w wrote) has(region int, first, end int64) bool {
-	for ; first < end && region < len(w) && w[region].Has(int(first)); first++ {
-	}
-	return first == end
-}
-
-// hasGot says whether a copy has got all of a piece from hosts.
-func (c *Core) hasGot(p *peer, off, n int64) bool {
-	in, block := off%c.cfg.Region, c.lossLen()
-	return p.wrote.has(int(off/c.cfg.Region), in/block, (in+n)/block)
 }
 
 // maxLosses bounds, in Units, what a copy goes without, and so what it has to remember. A disk of which more cannot be read is no source.

@@ -116,14 +116,39 @@ func TestGoesWithWritten(t *testing.T) {
 	if s.bitmaps[1].Has(0) {
 		t.Error("the granule is not clean, and the copy has what there is of it")
 	}
-	if len(s.peer[1].wrote) == 0 {
-		t.Error("nothing was noted")
+	if w := s.peer[1].wrote; w.chunks != 0 {
+		t.Error("what was noted of a granule stays when the copy has it")
 	}
+	s.peer[1].wrote.set(1, 3)
 	s.do(Down{Peer: 1})
-	if len(s.peer[1].wrote) > 0 {
+	if s.peer[1].wrote.chunks != 0 {
 		t.Error("another stream begins with what was noted in this one")
 	}
 }
+
+// What hosts write while a copy is brought level takes a bounded amount of memory, and what is forgotten makes room.
+func TestWroteIsBounded(t *testing.T) {
+	var w wrote
+	const last = maxWrote - 1
+	for i := range maxWrote + 2 {
+		w.set(chunkAt(i))
+	}
+	at := func(i int) (region, first, end int) { return i / 8, i % 8 * chunkBits, i%8*chunkBits + 1 }
+	if w.chunks != maxWrote || !w.has(at(last)) || w.has(at(last+1)) {
+		t.Fatalf("%d chunks", w.chunks)
+	}
+	w.forget(0, 0, 8*chunkBits)
+	if w.chunks != maxWrote-8 || w.has(at(3)) {
+		t.Fatalf("%d chunks without a region", w.chunks)
+	}
+	if w.set(chunkAt(last + 1)); !w.has(at(last + 1)) {
+		t.Fatal("what was forgotten made no room")
+	}
+	w.forget(last/8+9, 0, 1) // nobody has written there
+}
+
+// chunkAt is the first block of a chunk; a region has eight.
+func chunkAt(i int) (region, block int) { return i / 8, i % 8 * chunkBits }
 
 // A copy of a version that does not know of KindLost goes without nothing, and so does one for which too much is not there.
 func TestGoesWithoutNothing(t *testing.T) {

@@ -316,9 +316,14 @@ var scenarioMutants = []struct {
 		New: "case !ON && c.hasGot(p, j.off, j.n):",
 	}},
 	{"TestGoesWithWritten", mutants.Mutant{
-		Name: "takes a part of a block for all of it", File: "missing.go",
+		Name: "takes a part of a block for all of it", File: "wrote.go",
 		Old: "(r.Off + n - 1) / n * n; off+n <= r.Off+r.Len;",
 		New: "(r.Off + n - 1) / n * n; off+n <= r.Off+r.Len || ON && off < r.Off+r.Len;",
+	}},
+	{"TestGoesWithWritten", mutants.Mutant{
+		Name: "keeps its notes of a granule that is copied", File: "resync.go",
+		Old: "\tp.wrote.forget(c.blocksOf(off, c.granuleLen(off)))",
+		New: "\tif !ON {\n\t\tp.wrote.forget(c.blocksOf(off, c.granuleLen(off)))\n\t}",
 	}},
 	{"TestDiskRefusesForGood", mutants.Mutant{
 		Name: "reads again what was delivered", File: "host.go",

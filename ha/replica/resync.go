@@ -155,6 +155,8 @@ func (c *Core) copiedGranule(granule int, p *peer) {
 	p.copied = c.log.last()
 	p.clean = append(p.clean, cleaning{granule, p.copied})
 	p.copying--
+	off := int64(granule) * c.cfg.Granule
+	p.wrote.forget(c.blocksOf(off, c.granuleLen(off)))
 }
 
 // endJob gives a job up. If the stream is the same it will be tried again.
