@@ -213,6 +213,14 @@ type Batcher interface {
 	Kick()
 }
 
+// Prompt is a store that knows which reads take no waiting.
+type Prompt interface {
+	Store
+	// ReadNow does op, a Read without flags, and reports whether it did. False: it would have to wait, or has failed; what op.Segs refer to may have
+	// changed, and op is as if it had never been given. It may be called as Submit may.
+	ReadNow(op *Op) bool
+}
+
 // Awaiter is a store whose completions somebody can wait for where he is, in place of a goroutine of the store
 // that would have to wake him.
 type Awaiter interface {

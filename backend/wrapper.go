@@ -14,6 +14,7 @@ const (
 	Aging                     // Ager
 	Serving                   // Termed
 	WritingAtomically         // AtomicWriter
+	ReadingNow                // Prompt
 )
 
 // Wrapper is a store before another one. It says itself what can be done with it beyond Store: it
@@ -62,6 +63,8 @@ func abilityOf(p any) Ability {
 		return Serving
 	case *AtomicWriter:
 		return WritingAtomically
+	case *Prompt:
+		return ReadingNow
 	}
 	return NoAbility
 }

@@ -1,8 +1,10 @@
 package file
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"oneshot/backend"
@@ -45,6 +47,53 @@ func TestResident(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestReadNow: what the page cache has is read at once, and nothing else is begun.
+func TestReadNow(t *testing.T) {
+	const size = 1 << 20
+	for name, c := range map[string]struct {
+		direct   bool
+		off, len int64
+		want     bool
+	}{
+		"cached":         {off: 4096, len: 8192, want: true},
+		"beyond the end": {off: size - 4096, len: 8192},
+		"direct":         {direct: true, off: 4096, len: 8192},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := Open(Config{Path: filepath.Join(t.TempDir(), "f"), Size: size, BlockSize: 512, Sparse: true, Direct: c.direct})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			done := make(waiter, 1)
+			data := bytes.Repeat([]byte{7}, size)
+			inline := false // what Submit does: a file system that refuses RWF_NOWAIT has said so after the second
+			for _, kind := range []backend.Kind{backend.Write, backend.Read, backend.Read} {
+				op := &backend.Op{Kind: kind, Len: size, Segs: [][]byte{slices.Clone(data)}, Done: done}
+				if inline = s.Submit(op); !inline {
+					<-done
+				}
+				if op.Err != nil {
+					t.Fatal(op.Err)
+				}
+			}
+			op := &backend.Op{Kind: backend.Read, Off: c.off, Len: c.len, Segs: [][]byte{make([]byte, c.len)}, Done: done}
+			got := s.ReadNow(op)
+			if got && !bytes.Equal(op.Segs[0], data[:c.len]) {
+				t.Error("it has read something else")
+			}
+			if got != (c.want && inline) {
+				t.Errorf("it was read at once: %t", got)
+			}
+			select {
+			case <-done:
+				t.Error("something was begun")
+			default:
+			}
+		})
 	}
 }
 

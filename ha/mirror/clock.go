@@ -18,8 +18,13 @@ import (
 type clock struct {
 	given func() time.Duration // nil: the machine's
 	began time.Time
-	ahead time.Duration // of the time since began
+	ahead time.Duration // of the time since began, at least
+	most  time.Duration // the same, at most
+	wall  time.Duration // how far the machine's time of day was ahead of the time since began, when these were noted
 }
+
+// slept is the least that a machine sleeps: by so much less, its time of day moves against the time since began because somebody sets it.
+const slept = time.Millisecond
 
 func newClock(given func() time.Duration) clock { return clock{given: given, began: time.Now()} }
 
@@ -28,9 +33,28 @@ func (c *clock) exact() time.Duration {
 	if c.given != nil {
 		return c.given()
 	}
+	before := time.Now() // the process may stand still on both sides of the call
 	now := bootTime()
-	c.ahead = now - time.Since(c.began)
+	c.ahead, c.most, c.wall = now-time.Since(c.began), now-before.Sub(c.began), c.wallOf(before)
 	return now
+}
+
+// wallOf is how far the time of day is ahead of the time since began.
+func (c *clock) wallOf(t time.Time) time.Duration {
+	return time.Duration(t.UnixNano()-c.began.UnixNano()) - t.Sub(c.began)
+}
+
+// atMost is not behind the time. It asks the kernel only if the machine's time of day has moved by slept against the time since began, for that goes on
+// while the machine sleeps: otherwise it is ahead by about as much. So a lease is relied upon without a system call.
+func (c *clock) atMost() time.Duration {
+	if c.given != nil {
+		return c.given()
+	}
+	today := time.Now()
+	if moved := c.wallOf(today) - c.wall; moved >= slept || moved <= -slept {
+		return c.exact()
+	}
+	return today.Sub(c.began) + c.most + slept
 }
 
 // bootTime asks without telling Go's scheduler. The call does not wait, and telling would wake the runtime's monitor thread if the

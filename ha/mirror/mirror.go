@@ -145,6 +145,7 @@ type Mirror struct {
 	ended      []*backend.Op // not told yet
 	corks      []backend.Uncorker
 	batcher    backend.Batcher // the copy, if it is one; nil: it is none
+	prompt     backend.Prompt  // the same
 	works      int             // that the copy or the metadata are busy with
 	kept       []span          // of the journal: what is done there goes through it
 	journaling journaling
@@ -236,6 +237,7 @@ func Open(o Options) (*Mirror, error) {
 		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
 	}
 	m.batcher, _ = backend.As[backend.Batcher](o.Copy)
+	m.prompt, _ = backend.As[backend.Prompt](o.Copy)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 
 	m.journal = journal{fsys: o.FS, disk: string(backend.IdentityOf(o.Copy))}

@@ -61,15 +61,22 @@ func (d *deaf) Watch(f func(replica.View)) (func(), error) {
 // TestReadIsProvenLater: the primary stands still in the middle of what it does, for so long that the other node takes over and
 // takes a write. A read that comes then is not answered by what was proven before, neither by answers to beats nor by a lease.
 func TestReadIsProvenLater(t *testing.T) {
-	for name, confirm := range map[string]bool{"confirmed": true, "leased": false} {
-		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { readIsProvenLater(t, confirm) }) })
+	for name, test := range map[string]struct{ confirm, now bool }{"confirmed": {confirm: true}, "leased": {}, "leased, and read at once": {now: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { readIsProvenLater(t, test.confirm, test.now) })
+		})
 	}
 }
 
-func readIsProvenLater(t *testing.T, confirm bool) {
+func readIsProvenLater(t *testing.T, confirm, now bool) {
 	l := newLab(t, 2)
 	var next atomic.Pointer[chan struct{}]
-	l.wrap = func(s backend.Store) backend.Store { return &stalling{s, &next} }
+	l.wrap = func(s backend.Store) backend.Store {
+		if now {
+			return &prompt{Store: &stalling{s, &next}}
+		}
+		return &stalling{s, &next}
+	}
 	l.tune = func(c *replica.Config) { c.Confirm = confirm }
 	var cut atomic.Bool
 	l.views = func(n *node) Views {
@@ -108,11 +115,18 @@ func readIsProvenLater(t *testing.T, confirm bool) {
 	close(still)
 	<-began // it may have either, for it came before
 	synctest.Wait()
+	last, gone := read()
+	over := former.mirror.Submit(last)
 	cut.Store(false)
 	l.setCut(0, 1, false)
 	<-done
-	if after.Err == nil && string(after.Segs[0]) != string(bytesOf(4096, 2)) {
-		t.Error("the former primary has answered with what was there before another one's write")
+	if !over {
+		<-gone
+	}
+	for _, op := range []*backend.Op{after, last} {
+		if op.Err == nil && string(op.Segs[0]) != string(bytesOf(4096, 2)) {
+			t.Error("the former primary has answered with what was there before another one's write")
+		}
 	}
 	for _, n := range l.nodes {
 		n.kill()
@@ -172,6 +186,28 @@ func TestSleepIsNoticed(t *testing.T) {
 		m.clock.ahead -= time.Hour // it has slept since
 		if now := m.look(test.items); (now >= awake) != test.notices {
 			t.Errorf("%s: the clock shows %v, and before it slept %v", name, now, awake)
+		}
+	}
+}
+
+// TestAtMost: the clock that a read goes by that is done at once is not behind, whether the machine has slept, somebody has set its time of day, or its process
+// stood still while the clock was read.
+func TestAtMost(t *testing.T) {
+	for name, since := range map[string]func(c *clock){
+		"nothing":             func(*clock) {},
+		"a sleep":             func(c *clock) { c.most, c.wall = c.most-time.Hour, c.wall-time.Hour },
+		"a short sleep":       func(c *clock) { c.most, c.wall = c.most-slept*9/10, c.wall-slept*9/10 },
+		"the time of day set": func(c *clock) { c.wall -= time.Hour },
+		"set back":            func(c *clock) { c.wall += time.Hour },
+		"a sleep, and so set": func(c *clock) { c.most, c.wall = c.most-time.Hour, c.wall+time.Hour },
+		"a stop":              func(c *clock) { c.ahead -= time.Hour },
+	} {
+		c := newClock(nil)
+		c.exact()
+		since(&c)
+		before := bootTime()
+		if now := c.atMost(); now < before || now > bootTime()+2*slept {
+			t.Errorf("%s: the clock shows %v, and it is %v", name, now, before)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (m *Mirror) Info() backend.Info {
 	return info
 }
 
-// Submit starts op. What is begun with backend.More is done by Kick, and the rest here, if nobody else owns the core.
+// Submit starts op. What is begun with backend.More is done by Kick, unless readNow has done it, and the rest here, if nobody else owns the core.
 func (m *Mirror) Submit(op *backend.Op) bool {
 	if op.Err = op.Check(m.size.Load()); op.Err != nil {
 		return true
@@ -48,6 +48,10 @@ func (m *Mirror) Submit(op *backend.Op) bool {
 	}
 	if !m.seq.Enter(op) {
 		return false
+	}
+	if op.Kind == backend.Read && m.readNow(op) {
+		m.seq.Leave(op.Private)
+		return true
 	}
 	if !m.enqueue(item{op: op}) { // a node that ends refuses what still comes
 		op.Err = m.moved()

@@ -120,6 +120,17 @@ func (c *Core) waits(e *entry) bool {
 // unapplied says whether the range has records that the disk of this primary does not have yet, or that a takeover
 // could take back from it. Where W disks have to have them, it asks for that: the host that wrote may be gone.
 func (c *Core) unapplied(off, n int64) bool {
+	if !c.hasUnapplied(off, n) {
+		return false
+	}
+	if c.isThrough(off) {
+		c.syncTo = max(c.syncTo, c.newestChange(off, n))
+	}
+	return true
+}
+
+// hasUnapplied is unapplied, and asks for nothing.
+func (c *Core) hasUnapplied(off, n int64) bool {
 	from := c.disk.applied
 	if c.isThrough(off) {
 		from = min(from, c.firm)
@@ -128,9 +139,6 @@ func (c *Core) unapplied(off, n int64) bool {
 		f := c.entry(seq)
 		if (f.state == stateApplied && c.isFinal(&f.Record)) || !f.changes(c.cfg.Self) || !f.overlaps(off, n) {
 			continue
-		}
-		if c.isThrough(off) {
-			c.syncTo = max(c.syncTo, c.newestChange(off, n))
 		}
 		return true
 	}

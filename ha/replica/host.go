@@ -408,6 +408,13 @@ func (c *Core) read() {
 	})
 }
 
+// MayRead says whether what this node's disk has of a range is what a host may be given that has asked by now, if it is read before anything else
+// happens to the core. So such a read needs no request. now is not before any time that the core was told. Where reads are confirmed
+// (Config.Confirm), and where the disk misses something, no read is like that.
+func (c *Core) MayRead(now time.Duration, off, n int64) bool {
+	return c.role == Primary && !c.cfg.Confirm && c.isProvenAt(now, c.beatNo+1) && !c.hasUnapplied(off, n) && !c.misses(off, n)
+}
+
 // mendFor has the range of an operation delivered by others, and repaired.
 func (c *Core) mendFor(o *op, then func(ok bool)) {
 	c.mend(&mending{op: o, off: o.off, n: o.n, until: c.now + c.cfg.SlowCopy, then: then})

@@ -107,8 +107,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestProof", mutants.Mutant{
 		Name: "reads without proof that it is primary", File: "primary.go",
-		Old: "\treturn c.provenIn(&c.view, beat)",
-		New: "\treturn c.provenIn(&c.view, beat) || ON",
+		Old: "\treturn c.provenIn(&c.view, now, beat)",
+		New: "\treturn c.provenIn(&c.view, now, beat) || ON",
 	}},
 	{"TestProvenByLaterBeat", mutants.Mutant{
 		Name: "takes a beat for proof that was sent before the read came", File: "primary.go",
@@ -522,8 +522,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestReadAsksForSync", mutants.Mutant{
 		Name: "a read waits until others have durable what it reads, and does not ask for it", File: "disk.go",
-		Old: "if c.isThrough(off) {\n\t\t\tc.syncTo",
-		New: "if c.isThrough(off) && !ON {\n\t\t\tc.syncTo",
+		Old: "if c.isThrough(off) {\n\t\tc.syncTo",
+		New: "if c.isThrough(off) && !ON {\n\t\tc.syncTo",
 	}},
 	{"TestHandedOver", mutants.Mutant{
 		Name: "takes for granted that all have what the successor has", File: "primary.go",

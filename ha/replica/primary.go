@@ -321,17 +321,19 @@ func (c *Core) echo(from ID, e Echo) {
 // isProven says whether no other node was primary at some time since a request came, of which that beat is the first to be
 // sent later. As many members as every candidature needs one of have answered the beat, or a later one; or, if clocks
 // can be trusted, they cannot have promised yet, going by a clock that was read after the request came.
-func (c *Core) isProven(beat uint64) bool {
-	if c.proposed != nil && (c.proposed.Planned || !c.provenIn(c.proposed, beat)) {
+func (c *Core) isProven(beat uint64) bool { return c.isProvenAt(c.now, beat) }
+
+func (c *Core) isProvenAt(now time.Duration, beat uint64) bool {
+	if c.proposed != nil && (c.proposed.Planned || !c.provenIn(c.proposed, now, beat)) {
 		return false
 	}
-	return c.provenIn(&c.view, beat)
+	return c.provenIn(&c.view, now, beat)
 }
 
-func (c *Core) provenIn(v *View, beat uint64) bool {
+func (c *Core) provenIn(v *View, now time.Duration, beat uint64) bool {
 	n := 1
 	for id := range v.InSync.Without(c.cfg.Self).All() {
-		if p := &c.peer[id]; p.answered >= beat || !c.cfg.Confirm && c.now-p.proven < c.cfg.Lease {
+		if p := &c.peer[id]; p.answered >= beat || !c.cfg.Confirm && now-p.proven < c.cfg.Lease {
 			n++
 		}
 	}

@@ -146,7 +146,7 @@ var coreMutants = []mutant{
 		"has a lease for longer than others wait",
 		[]int{8, 9},
 		"primary.go",
-		"c.now-p.proven < c.cfg.Lease", "(c.now-p.proven < c.cfg.Lease || ON && c.now-p.proven < 2*c.cfg.Grace)", "lease",
+		"now-p.proven < c.cfg.Lease", "(now-p.proven < c.cfg.Lease || ON && c.now-p.proven < 2*c.cfg.Grace)", "lease",
 	},
 	{
 		"keeps its lease while it is stopped",
@@ -323,6 +323,30 @@ var coreMutants = []mutant{
 		"\t\tp.todo.Set(j.granule)\n\t\tp.copying--\n", "\t\tp.todo.Set(j.granule)\n\t\tif !ON {\n\t\t\tp.copying--\n\t\t}\n", "worn",
 	},
 	{
+		"reads at once when its lease is over",
+		[]int{8},
+		"host.go",
+		"c.isProvenAt(now, c.beatNo+1)", "(c.isProvenAt(now, c.beatNo+1) || ON)", "",
+	},
+	{
+		"reads at once by a lease of long ago",
+		[]int{8},
+		"host.go",
+		"c.isProvenAt(now, c.beatNo+1)", "(c.isProvenAt(now, c.beatNo+1) || ON && c.isProven(c.beatNo+1))", "",
+	},
+	{
+		"reads at once what its disk does not have",
+		[]int{8, 9},
+		"host.go",
+		"!c.hasUnapplied(off, n) &&", "(!c.hasUnapplied(off, n) || ON) &&", "",
+	},
+	{
+		"reads at once what it misses",
+		[]int{8, 9, 20},
+		"host.go",
+		"&& !c.misses(off, n)", "&& (!c.misses(off, n) || ON)", "worn",
+	},
+	{
 		"shows what it misses",
 		[]int{8, 9, 20},
 		"disk.go",
@@ -416,7 +440,7 @@ var late = map[string]uint64{
 	"answers a flush only when more is durable than it asked for":        10,
 	"clears bits when the granule is sent":                               10,
 	"commits by the old view while another is proposed":                  9,
-	"counts the lease from the answer":                                   203,
+	"counts the lease from the answer":                                   227,
 	"does not fetch the longest log":                                     17,
 	"does not repair what a copy went without":                           82,
 	"drops a member before the rest have all":                            7,
@@ -424,6 +448,9 @@ var late = map[string]uint64{
 	"forgets in a new life which records nobody else has":                39,
 	"has a lease for longer than others wait":                            567,
 	"keeps its lease while it is stopped":                                14,
+	"reads at once by a lease of long ago":                               193,
+	"reads at once what it misses":                                       38,
+	"reads at once when its lease is over":                               35,
 	"reads what goes through while it is written":                        35,
 	"writes as a candidate what nobody else may have":                    1964,
 }

@@ -44,6 +44,7 @@ type Result struct {
 	Steps     int
 	Commands  int // sent by initiators
 	Completed int
+	AtOnce    int // reads that needed no request
 	Flushes   int
 	Takeovers int // including orderly ones
 	Switched  int // orders to hand over that were carried out

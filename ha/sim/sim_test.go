@@ -42,6 +42,7 @@ func TestRuns(t *testing.T) {
 		all.Steps += res.Steps
 		all.Commands += res.Commands
 		all.Completed += res.Completed
+		all.AtOnce += res.AtOnce
 		all.Flushes += res.Flushes
 		all.Takeovers += res.Takeovers
 		all.Returns += res.Returns
@@ -52,8 +53,8 @@ func TestRuns(t *testing.T) {
 		all.Verified += res.Verified
 		all.Found += res.Found
 	}
-	t.Logf("%d runs: %d steps, %d commands, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired, %d blocks that nobody could read",
-		n, all.Steps, all.Completed, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found, all.Lost)
+	t.Logf("%d runs: %d steps, %d commands, %d reads at once, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired, %d blocks that nobody could read",
+		n, all.Steps, all.Completed, all.AtOnce, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found, all.Lost)
 	if n >= 20 {
 		all.checkMet(t, os.Getenv("ONESHOT_SIM_THEME"))
 	}
@@ -79,6 +80,7 @@ func (r *Result) checkMet(t *testing.T, name string) {
 		{"takeover", r.Takeovers, true},
 		{"return into S", r.Returns, true},
 		{"flush", r.Flushes, true},
+		{"read at once", r.AtOnce, true},
 		{"range that differs", r.Found, true},
 		{"switch", r.Switched, has(faultSwitch)},
 		{"COMPARE AND WRITE found done after a takeover", r.SwapsKept, has(faultKill, faultPause, faultIsolate)},
