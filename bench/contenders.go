@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
 const (
@@ -23,7 +25,7 @@ const (
 	lunSize  = 256 << 20
 	lunText  = "256MiB"
 	iqn      = "iqn.2026-11.example.bench:disk"
-	echoName = "raw echo" // the 100 % line
+	echoName = harness.RawEcho
 
 	startTimeout = 10 * time.Second
 )

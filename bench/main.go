@@ -12,11 +12,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 
@@ -75,14 +75,9 @@ type tools struct{ load, echo, gotgt string }
 
 func buildTools(ctx context.Context, dir string) (tools, error) {
 	t := tools{filepath.Join(dir, "load"), filepath.Join(dir, "echo"), filepath.Join(dir, "gotgt")}
-	for _, args := range [][]string{
-		{"gcc", "-O2", "-o", t.load, "bench/c/load.c", "-liscsi"},
-		{"gcc", "-O2", "-o", t.echo, "bench/c/echo.c"},
-		{"go", "build", "-C", "bench/gotgt", "-o", t.gotgt, "."},
-	} {
-		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
-			return t, fmt.Errorf("%s: %w (run it in the root of the checkout, after `make deps-bench`)\n%s", args, err, out)
-		}
-	}
-	return t, nil
+	return t, errors.Join(
+		harness.Compile(ctx, t.load, "bench/c/load.c", "-liscsi"),
+		harness.Compile(ctx, t.echo, "bench/c/echo.c"),
+		harness.Make(ctx, "go", "build", "-C", "bench/gotgt", "-o", t.gotgt, "."),
+	)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -116,14 +115,13 @@ func (b *bench) quietly(ctx context.Context, p harness.Point, c contender) (best
 // once runs the load generator against one contender.
 func (b *bench) once(ctx context.Context, p harness.Point, c contender) (sample, error) {
 	b.onlyRun(c.proc)
-	load := strconv.FormatFloat(b.Seconds, 'f', -1, 64)
 	args := []string{"-c", strconv.Itoa(clientCore)}
 	if c.name == echoName {
-		args = append(args, b.tools.echo, "load", c.url, p.Mode())
+		args = append(args, harness.EchoLoad(b.tools.echo, c.url, p, b.Seconds)...)
 	} else {
-		args = append(args, b.tools.load, c.url, p.Mode(), p.Order)
+		args = append(args, b.tools.load, c.url, p.Mode(), p.Order, strconv.Itoa(p.Size), strconv.Itoa(p.Depth), strconv.Itoa(p.Sessions),
+			strconv.FormatFloat(b.Seconds, 'f', -1, 64))
 	}
-	args = append(args, strconv.Itoa(p.Size), strconv.Itoa(p.Depth), strconv.Itoa(p.Sessions), load)
 	ctx, cancel := context.WithTimeout(ctx, time.Duration((b.Seconds+60)*float64(time.Second)))
 	defer cancel()
 	before, err := b.usage(c.proc)
@@ -146,18 +144,9 @@ func (b *bench) once(ctx context.Context, p harness.Point, c contender) (sample,
 	client := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	ours := after.server - before.server + after.loops - before.loops + client
 	others := (after.machine - before.machine - ours).Seconds() / time.Since(begin).Seconds() / float64(runtime.NumCPU())
-	var figures struct {
-		IOs       float64 `json:"ios"`
-		Seconds   float64 `json:"seconds"`
-		P50       float64 `json:"p50_us"`
-		P99       float64 `json:"p99_us"`
-		ClientCPU float64 `json:"client_cpu"`
-	}
-	if err := json.Unmarshal(out, &figures); err != nil {
-		return sample{}, fmt.Errorf("%s: %w: %s", cmd, err, out)
-	}
-	if figures.IOs == 0 {
-		return sample{}, fmt.Errorf("%s: no I/O in %s s", cmd, load)
+	figures, err := harness.ParseFigures(out)
+	if err != nil {
+		return sample{}, fmt.Errorf("%s: %w", cmd, err)
 	}
 	return sample{
 		IOPS: figures.IOs / figures.Seconds, P50: figures.P50, P99: figures.P99,

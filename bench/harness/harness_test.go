@@ -117,3 +117,24 @@ func TestChart(t *testing.T) {
 		}
 	}
 }
+
+// The figures of the generators in C are read, and a line of others, or about no I/O, is an error.
+func TestParseFigures(t *testing.T) {
+	f, err := ParseFigures([]byte(`{"ios":4000,"seconds":0.500000,"p50_us":15.0,"p99_us":24.5,"client_cpu":0.250}` + "\n"))
+	if err != nil || f != (Figures{4000, 0.5, 15, 24.5, 0.25}) {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for _, bad := range []string{"", "connect: refused", `{"ios":0,"seconds":1}`} {
+		if _, err := ParseFigures([]byte(bad)); err == nil {
+			t.Errorf("%q is figures", bad)
+		}
+	}
+}
+
+// The client of the echo is told the load as its usage says.
+func TestEchoLoad(t *testing.T) {
+	got := strings.Join(EchoLoad("bin/echo", "24014", Point{Write: true, Size: 4096, Depth: 32}, 0.7), " ")
+	if want := "bin/echo load 24014 write 4096 32 1 0.7"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

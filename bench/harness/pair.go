@@ -106,12 +106,17 @@ func (b *Pair) LoadUnder(ctx context.Context, command []string, sample any, args
 	args = slices.Concat(command, args)
 	out, err := exec.CommandContext(ctx, args[0], args[1:]...).Output()
 	if err != nil {
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
-		}
-		return err
+		return said(err)
 	}
 	return json.Unmarshal(out, sample)
+}
+
+// said is the error of a command, with the words of the command itself if it had any.
+func said(err error) error {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && len(exit.Stderr) > 0 {
+		return errors.New(strings.TrimSpace(string(exit.Stderr)))
+	}
+	return err
 }
 
 // Compare takes the samples of one point: every contender that o selects has its turn in every round. It calls row for each, in

@@ -1,11 +1,11 @@
 // Command nvme measures NVMe over TCP beside iSCSI: one daemon, one client, which is this project's own over both, and the same loads
-// on the loopback interface. It writes a Markdown table and a picture.
+// on the loopback interface; and beside a raw TCP echo of the same bytes. It writes a Markdown table and a picture.
 //
 //	make bench-nvme                 or: go run ./bench/nvme [flags]
 //
 // It ends within four minutes, and with other flags in proportion: what was measured by then is in the report.
 //
-// The daemon is pinned to one core and the client to another. In each round every contender has its turn, in an order that
+// The daemon and the server of the echo are pinned to one core and the clients to another. In each round every contender has its turn, in an order that
 // rotates; the figures are medians of the rounds. Compare the rows of one run.
 package main
 
@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	b := &bench{Pair: harness.Pair{Options: harness.Options{Rounds: 3, Seconds: 1}}}
+	b := &bench{Pair: harness.Pair{Options: harness.Options{Rounds: 3, Seconds: 0.7}}}
 	b.Flags()
 	harness.Main(&b.Options, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, b.most())
@@ -43,6 +43,7 @@ const (
 	iscsiAt   = "127.0.0.1:24011"
 	nvmeAt    = "127.0.0.1:24012"
 	metricsAt = "127.0.0.1:24013"
+	echoPort  = "24014"
 	diskText  = "256MiB"
 )
 
@@ -57,7 +58,7 @@ func points() (list []harness.Point) {
 	return list
 }
 
-// contender is a protocol.
+// contender is a protocol, or the echo, which has no URL.
 type contender struct{ name, url string }
 
 func (c contender) String() string { return c.name }
@@ -70,6 +71,7 @@ const (
 )
 
 var contenders = []contender{
+	{name: harness.RawEcho},
 	{iscsi, "iscsi://" + iscsiAt + "/" + iqn + "/0"},
 	{nvme, "nvme+tcp://" + nvmeAt + "/" + nqn + "/1"},
 	{iscsiDigest, "iscsi://" + iscsiAt + "/" + iqn + "/0?data_digest=crc32c"},
@@ -81,7 +83,7 @@ type sample struct {
 	harness.Load
 
 	targetCPU float64 // µs per I/O
-	allocs    float64 // of the daemon, per I/O
+	allocs    float64 // of the daemon, per I/O; of the echo nobody asks
 }
 
 type (
@@ -92,15 +94,19 @@ type (
 // bench is a run.
 type bench struct {
 	harness.Pair
-	daemon int // its PID
+	daemon, echo int    // PIDs
+	echoPath     string // of the program
 }
 
 func (b *bench) run(ctx context.Context, dir string) error {
 	if err := b.start(dir); err != nil {
 		return err
 	}
+	if err := b.startEcho(ctx, dir); err != nil {
+		return err
+	}
 	// The first write of a page of a memory store allocates it, which must not be measured.
-	for _, c := range contenders[:2] {
+	for _, c := range contenders[1:3] {
 		if _, err := b.client(ctx, harness.Point{Write: true, Size: 1 << 20, Depth: 4}, c, "2s", false); err != nil {
 			return err
 		}
@@ -137,9 +143,26 @@ metrics: {listen: "%s"}
 	return harness.Await("tcp", metricsAt, nvmeAt, iscsiAt)
 }
 
+// startEcho starts the server of the echo.
+func (b *bench) startEcho(ctx context.Context, dir string) (err error) {
+	b.echoPath = filepath.Join(dir, "echo")
+	if err := harness.Compile(ctx, b.echoPath, "bench/c/echo.c"); err != nil {
+		return err
+	}
+	if b.echo, err = b.Start(harness.TargetCore, b.echoPath, "serve", echoPort); err != nil {
+		return err
+	}
+	return harness.Await("tcp", "127.0.0.1:"+echoPort)
+}
+
 // measure gives every contender its turn in every round.
 func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
-	return harness.CompareAll(ctx, &b.Options, p, contenders, func(c contender) (sample, error) { return b.once(ctx, p, c) }, func(r row) {
+	return harness.CompareAll(ctx, &b.Options, p, contenders, func(c contender) (sample, error) {
+		if c.name == harness.RawEcho {
+			return b.echoOnce(ctx, p)
+		}
+		return b.once(ctx, p, c)
+	}, func(r row) {
 		w := r.Sample
 		log.Printf("%-34s %-22s %8.0f IOPS  p99 %6.0f µs  CPU %6.2f %6.2f µs  %.3f allocations", p, r.Contender, w.IOPS, w.P99, w.Initiator.CPU, w.targetCPU, w.allocs)
 	})
@@ -155,29 +178,41 @@ func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sampl
 	if err != nil {
 		return s, err
 	}
-	cpu, err := harness.ProcessCPU(b.daemon)
-	if err != nil {
-		return s, err
-	}
-	if s, err = b.client(ctx, p, c, fmt.Sprintf("%gs", b.Seconds), true); err != nil {
-		return s, err
-	}
-	spent, err := harness.ProcessCPU(b.daemon)
-	if err != nil {
+	if err := b.charge(&s, b.daemon, func() (harness.Load, error) {
+		return b.client(ctx, p, c, fmt.Sprintf("%gs", b.Seconds), true)
+	}); err != nil {
 		return s, err
 	}
 	after, err := harness.Allocations(metricsAt)
 	if err != nil {
 		return s, err
 	}
-	ios := max(s.IOs, 1)
-	s.targetCPU = float64(spent-cpu) / float64(time.Microsecond) / ios
-	s.allocs = max(0, after-before-(before-idle)) / ios
+	s.allocs = max(0, after-before-(before-idle)) / max(s.IOs, 1)
 	return s, nil
 }
 
-func (b *bench) client(ctx context.Context, p harness.Point, c contender, duration string, random bool) (s sample, err error) {
-	err = b.Load(ctx, &s, "--duration", duration, "--warmup", "0s", fmt.Sprintf("--random=%t", random), fmt.Sprintf("--write=%t", p.Write),
-		"--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size), "--sessions", fmt.Sprint(max(p.Sessions, 1)), c.url)
+// echoOnce is once for the echo.
+func (b *bench) echoOnce(ctx context.Context, p harness.Point) (s sample, err error) {
+	err = b.charge(&s, b.echo, func() (harness.Load, error) { return b.EchoLoad(ctx, b.echoPath, echoPort, p) })
 	return s, err
+}
+
+// charge takes a load for s, and the processor time of the server.
+func (b *bench) charge(s *sample, server int, load func() (harness.Load, error)) error {
+	before, err := harness.ProcessCPU(server)
+	if err != nil {
+		return err
+	}
+	if s.Load, err = load(); err != nil {
+		return err
+	}
+	after, err := harness.ProcessCPU(server)
+	s.targetCPU = float64(after-before) / float64(time.Microsecond) / max(s.IOs, 1)
+	return err
+}
+
+func (b *bench) client(ctx context.Context, p harness.Point, c contender, duration string, random bool) (l harness.Load, err error) {
+	err = b.Load(ctx, &l, "--duration", duration, "--warmup", "0s", fmt.Sprintf("--random=%t", random), fmt.Sprintf("--write=%t", p.Write),
+		"--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size), "--sessions", fmt.Sprint(max(p.Sessions, 1)), c.url)
+	return l, err
 }

@@ -19,8 +19,9 @@ func TestReport(t *testing.T) {
 	}
 	text := table(harness.Options{Rounds: 5, Seconds: 1}, []result{r})
 	for _, want := range []string{
-		"## 4 KiB read, depth 32, 4 sessions\n", "| iSCSI | 1000 | 900 – 5000 | 4 | 1.00 | 0 | 0 | 3.00 | 2.00 | 0.50 | 0.250 |",
-		"| NVMe/TCP | 2000 | 900 – 5000 | 8 | 2.00 |", "| NVMe/TCP, data digest | 4000 | 900 – 5000 | 16 | 1.33 |",
+		"## 4 KiB read, depth 32, 4 sessions\n", "| raw echo | 1000 | 900 – 5000 | 4 | 0.50 | 1.00 | 0 | 0 | 3.00 | 2.00 | – | – |",
+		"| iSCSI | 2000 | 900 – 5000 | 8 | 1.00 | 2.00 | 0 | 0 | 3.00 | 2.00 | 0.50 | 0.250 |",
+		"| NVMe/TCP | 3000 | 900 – 5000 | 12 | 1.50 | 3.00 |", "| NVMe/TCP, data digest | 5000 | 900 – 5000 | 20 | 1.25 | 5.00 |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
@@ -34,10 +35,10 @@ func TestReport(t *testing.T) {
 // By default a run takes four minutes at most.
 func TestMost(t *testing.T) {
 	b := &bench{}
-	if b.Rounds, b.Seconds = 3, 1; b.most() > 4*time.Minute {
+	if b.Rounds, b.Seconds = 3, 0.7; b.most() > 4*time.Minute {
 		t.Errorf("%v", b.most())
 	}
-	if b.Seconds = 2; b.most() != 6*time.Minute {
+	if b.Seconds = 1.9; b.most() != 7*time.Minute {
 		t.Errorf("%v with twice the time of each", b.most())
 	}
 }
