@@ -18,6 +18,10 @@ const (
 	SmallLen = 16 << 10
 	// maxSegs is how many pieces of a command's memory one readv fills.
 	maxSegs = 15
+	// longLen is how many bytes make data long, and ahead how many are read behind such data, besides those that go straight to
+	// their place: headers, and short data. Of long data that come along so many are copied.
+	longLen = 32 << 10
+	ahead   = 16 << 10
 	// maxPad is the most padding behind data.
 	maxPad = 3
 )
@@ -39,6 +43,7 @@ type In[T any] struct {
 	small   *small     // or this; neither: buf has what is unread and no room for more
 	buf     []byte     // nil while the connection is idle
 	r, w    int        // buf[r:w] is unread
+	long    bool       // long data came last, and more such are expected: little is read ahead
 	stalled bool       // what is unread may be whole PDUs: the output had no room for more answers
 
 	// The data under way.
@@ -160,8 +165,13 @@ func (l *Link[T]) readv() (n int, err error) {
 		l.aim(&a)
 	}
 	k := a.entries
+	room := 0
 	if !a.cut {
-		x.iov[k] = iov.Of(x.buf[x.w:min(len(x.buf), x.w+x.sizes.Read)])
+		room = min(len(x.buf)-x.w, x.sizes.Read)
+		if x.long {
+			room = min(room, ahead)
+		}
+		x.iov[k] = iov.Of(x.buf[x.w : x.w+room])
 		k++
 	}
 	n, err = iov.Readv(l.sock.FD, x.iov[:k])
@@ -181,6 +191,9 @@ func (l *Link[T]) readv() (n int, err error) {
 		x.sink.placed(&a, got)
 	}
 	x.w += n - got
+	if room > 0 && n-got == room { // who sends so much besides sends other things, or Begin will say that it is long data again
+		x.long = false
+	}
 	return n, nil
 }
 
@@ -278,6 +291,7 @@ func (x *In[T]) Begin(g Segment, t *T, s *Sink, place int) {
 		return
 	}
 	x.busy, x.sink, x.place, x.skip = true, s, place, g.Len-place
+	x.long = x.long || place >= longLen
 	x.lead, x.pad, x.tail, x.tailLen, x.digest = g.Lead, g.Pad, g.Pad, 0, 0
 	if x.check = g.Digest && g.Len > 0; x.check {
 		x.tail += crc32c.Len

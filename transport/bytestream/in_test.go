@@ -230,6 +230,68 @@ func TestDirect(t *testing.T) {
 	}
 }
 
+// copies is a store that counts the bytes that come to it by way of the buffer.
+type copies struct {
+	mem    []byte
+	copied int
+}
+
+func (c *copies) Place(at int, b []byte) { c.copied += copy(c.mem[at:], b) }
+
+func (c *copies) BeginPlace(at, n int) volume.Placing {
+	return volume.Placing{Segs: [][]byte{c.mem[at : at+n]}}
+}
+
+// Of long data that follow others no more than ahead bytes come by way of the buffer. Short PDUs that follow them are read as
+// many at a time as ever.
+func TestLongData(t *testing.T) {
+	const size, unit, pdus, small = 40 << 10, 512, 4, 1500
+	r := newRig(t, Sizes{Len: 128 << 10, Read: 128 << 10, Room: 4096})
+	defer r.end()
+	// One look at a time takes so much that is there, which sockets hold.
+	look := func(stream []byte, atOnce int) (looks int) {
+		go func() {
+			if _, err := r.peer.Write(stream); err != nil {
+				t.Error(err)
+			}
+		}()
+		for end := int(r.BytesIn) + len(stream); int(r.BytesIn) < end; looks++ {
+			for r.unread() < min(atOnce, end-int(r.BytesIn)) {
+				r.wait(unix.POLLIN)
+			}
+			if _, err := r.Look(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return looks
+	}
+	data := bytes.Repeat([]byte{5}, size)
+	var stores []*copies
+	var stream []byte
+	for id := range pdus {
+		c, s := new(command), &copies{mem: make([]byte, size)}
+		c.sink.Place(s, unit)
+		r.commands, stores = append(r.commands, c), append(stores, s)
+		stream = append(stream, pduOf(0, 0, false, id, data, size)...)
+	}
+	first := len(stream) / pdus
+	look(stream[:first], first)
+	look(stream[first:], size+ahead)
+	for i, s := range stores {
+		if i > 0 && s.copied > ahead {
+			t.Errorf("of the data of PDU %d %d bytes are copied, more than %d", i, s.copied, ahead)
+		}
+		if !bytes.Equal(s.mem, data) {
+			t.Errorf("other data in the place of PDU %d", i)
+		}
+	}
+	r.commands = append(r.commands, nil)
+	short := bytes.Repeat(pduOf(0, 0, false, pdus, data[:20], 0), small)
+	if n := look(short, len(short)); n > 2 || len(r.arrived) != pdus+small {
+		t.Errorf("%d looks at short PDUs that have come, %d of %d of them", n, len(r.arrived)-pdus, small)
+	}
+}
+
 // With no I/O memory left a connection goes on with a small buffer; one whose PDU does not fit into that ends and says why.
 func TestNoMemory(t *testing.T) {
 	r := newRig(t, Sizes{Len: 64 << 10, Read: 64 << 10, Room: 16})
