@@ -37,9 +37,10 @@ type item[T any] struct {
 type Control struct{ Buf []byte }
 
 const (
-	// maxFreeControls is how many of them are kept for use again, and maxFreeLen how long one of these is at most.
-	maxFreeControls = 16
-	maxFreeLen      = 1024
+	// maxFreeControls is how many of them are kept for use again: an R2T for each command of a burst. maxFreeLen is how long one
+	// of these is at most, so that all together have 16 KiB.
+	maxFreeControls = maxFree
+	maxFreeLen      = 256
 	// controlLen is enough for most.
 	controlLen = 128
 )

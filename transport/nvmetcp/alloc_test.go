@@ -21,8 +21,12 @@ func exchange(t testing.TB, h *nvmetest.Host, request, answer []byte) {
 
 // capsule is a command about n bytes with the SGL of that type, and the data that go with it.
 func capsule(h *nvmetest.Host, op nvme.Opcode, n int, sgl uint8, data []byte) []byte {
+	return capsuleOf(h, 7, op, n, sgl, data)
+}
+
+func capsuleOf(h *nvmetest.Host, cid uint16, op nvme.Opcode, n int, sgl uint8, data []byte) []byte {
 	c := nvmetest.RW(op, 8, uint32(n/512))
-	c.CID, c.SGL = 7, nvme.SGL{Length: uint32(n), Type: sgl}
+	c.CID, c.SGL = cid, nvme.SGL{Length: uint32(n), Type: sgl}
 	return h.Capsule(&c, data)
 }
 
@@ -37,6 +41,12 @@ func TestAllocations(t *testing.T) {
 	write := capsule(h, nvme.Write, n, nvme.SGLInCapsule, data)
 	announce := capsule(h, nvme.Write, n, nvme.SGLTransport, nil)
 	head := make([]byte, 0, pdu.DataLen)
+	const burst, short = 64, 512
+	var announces []byte
+	for cid := range uint16(burst) {
+		announces = append(announces, capsuleOf(h, cid, nvme.Write, short, nvme.SGLTransport, nil)...)
+	}
+	readies, sent := make([]byte, burst*pdu.R2TLen), make([]byte, 0, burst*(pdu.DataLen+short))
 	back := make([]byte, pdu.DataLen+n+pdu.CapsuleRespLen)
 	for _, tt := range []struct {
 		name string
@@ -51,6 +61,16 @@ func TestAllocations(t *testing.T) {
 			head = d.AppendTo(head[:0], pdu.H2CData, pdu.FlagLast, pdu.DataLen)
 			exchange(t, h, head, nil)
 			exchange(t, h, data, back[:pdu.CapsuleRespLen])
+		}},
+		{"a burst of Writes with R2T", func() {
+			exchange(t, h, announces, readies)
+			sent = sent[:0]
+			for off := 0; off < len(readies); off += pdu.R2TLen {
+				ready := pdu.ParseReady(readies[off:])
+				d := pdu.Data{CID: ready.CID, Tag: ready.Tag, Len: short}
+				sent = append(d.AppendTo(sent, pdu.H2CData, pdu.FlagLast, pdu.DataLen), data[:short]...)
+			}
+			exchange(t, h, sent, back[:burst*pdu.CapsuleRespLen])
 		}},
 	} {
 		if got := testing.AllocsPerRun(2000, tt.once); got > 0.1 {
