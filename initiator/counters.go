@@ -17,8 +17,9 @@ type Counter struct {
 }
 
 // Counters are what has crossed between an end and its network. Over TCP these are the system
-// calls that read and write, PDUs, bytes, and those of them (bytes_moved) that were received elsewhere than
-// where they belong, and copied; over RDMA those of rdma.Counters.
+// calls that read and write, also those that find nothing to read or no room (all that a Sink reads at once counts as one), PDUs,
+// bytes, and those of them (bytes_moved) that were received elsewhere than where they belong, and copied; over RDMA those of
+// rdma.Counters.
 type Counters []Counter
 
 // Get returns the count of a name, 0 if there is none.

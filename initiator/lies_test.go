@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"oneshot/initiator"
 	"oneshot/iscsi/pdu"
@@ -122,6 +123,35 @@ func TestTailInParts(t *testing.T) {
 	<-done
 	if c.Err != nil || !bytes.Equal(c.In, pattern(size, 1)) {
 		t.Errorf("%v, or other bytes", c.Err)
+	}
+	check(t, s.Close())
+}
+
+// A read that finds nothing is a system call, and counted as one: so it is at the target, and at the host of NVMe.
+func TestEmptyReadsCount(t *testing.T) {
+	noLeaks(t)
+	s := dialFake(t, func(g *target) {
+		for {
+			h, _, err := g.read()
+			if err != nil {
+				return
+			}
+			if h.Opcode() == pdu.OpLogoutRequest {
+				g.write(&pdu.LogoutResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+				return
+			}
+			g.write(&pdu.SCSIResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+		}
+	})
+	reads := func() uint64 { return s.Counters().Get("reads") }
+	answered := make(chan uint64, 1)
+	s.Start(&initiator.Command{CDB: make([]byte, 6), Done: func(*initiator.Command) { answered <- reads() }})
+	n := <-answered // nothing comes after it
+	for giveUp := time.Now().Add(10 * time.Second); reads() == n; runtime.Gosched() {
+		if time.Now().After(giveUp) {
+			t.Error("a read that found nothing was not counted")
+			break
+		}
 	}
 	check(t, s.Close())
 }

@@ -160,11 +160,9 @@ func (m *tcp) await(f func(uintptr) bool) error {
 
 // readOnce is what the poller calls.
 func (m *tcp) readOnce(uintptr) bool {
-	if m.got, m.gotErr = iov.Readv(m.sock.FD, m.into[:m.intoN]); m.got == 0 && m.gotErr == nil {
-		return false
-	}
 	m.reads.Add(1)
-	return true
+	m.got, m.gotErr = iov.Readv(m.sock.FD, m.into[:m.intoN])
+	return m.got > 0 || m.gotErr != nil
 }
 
 // layout is where the parts of a PDU are, in bytes from its start.

@@ -20,6 +20,7 @@ func table(o harness.Options, results []result) string {
 Written by %s. One daemon, a memory disk of %s for each protocol, one client: this project's own over both, on the loopback
 interface. *4 sessions* are four sessions of iSCSI, and four I/O queues of one controller: four connections either way. CPU is that
 of the whole process, connecting included; so are the allocations of the daemon's heap. The last digits of small ones are noise.
+System calls are those that read and write, also those that find nothing.
 The *raw echo* is `+"`bench/c/echo.c`"+`, whose two ends move the same bytes without a protocol, a disk or a scheduler: a write's data go
 with its request.
 
