@@ -1,6 +1,8 @@
 package debian
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +15,18 @@ import (
 // machine, signed by keys that it trusts, and apt-get's own lists and packages stay as they are.
 // linux-image-amd64 stands for the kernel that it depends on.
 func FetchFrom(dir, suite string, packages ...string) (string, error) {
-	root := filepath.Join(dir, suite)
+	return fetch(filepath.Join(dir, suite), suite, packages, "download")
+}
+
+// FetchRoot is FetchFrom for packages with all that they depend on: a root file system, in which nothing has been configured. It
+// is another directory for other packages.
+func FetchRoot(dir, suite string, packages ...string) (string, error) {
+	sum := sha256.Sum256([]byte(strings.Join(packages, " ")))
+	return fetch(filepath.Join(dir, suite+"-"+hex.EncodeToString(sum[:6])), suite, packages, "install", "-y", "--download-only")
+}
+
+// fetch has apt-get download packages with the command, and unpacks what is new in root.
+func fetch(root, suite string, packages []string, command ...string) (string, error) {
 	if _, err := os.Stat(root); err == nil {
 		return root, nil
 	}
@@ -25,13 +38,15 @@ func FetchFrom(dir, suite string, packages ...string) (string, error) {
 	if err := os.RemoveAll(tmp); err != nil {
 		return "", err
 	}
-	for _, d := range []string{"lists/partial", "cache/archives/partial", "debs", "root"} {
+	for _, d := range []string{"lists/partial", "cache", "debs/partial", "root"} {
 		if err := os.MkdirAll(filepath.Join(tmp, d), 0o755); err != nil {
 			return "", err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(tmp, "sources.list"), []byte(source), 0o644); err != nil {
-		return "", err
+	for name, text := range map[string]string{"sources.list": source, "status": ""} { // nothing is installed there
+		if err := os.WriteFile(filepath.Join(tmp, name), []byte(text), 0o644); err != nil {
+			return "", err
+		}
 	}
 	if tmp, err = filepath.Abs(tmp); err != nil {
 		return "", err
@@ -39,7 +54,9 @@ func FetchFrom(dir, suite string, packages ...string) (string, error) {
 	apt := func(program string, args ...string) (string, error) {
 		return Run(filepath.Join(tmp, "debs"), program, append([]string{
 			"-q", "-o", "Dir::Etc::sourcelist=" + tmp + "/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null",
-			"-o", "Dir::State::lists=" + tmp + "/lists", "-o", "Dir::Cache=" + tmp + "/cache",
+			"-o", "Dir::State::lists=" + tmp + "/lists", "-o", "Dir::State::status=" + tmp + "/status",
+			"-o", "Dir::Cache=" + tmp + "/cache", "-o", "Dir::Cache::archives=" + tmp + "/debs",
+			"-o", "APT::Install-Recommends=false", "-o", "Debug::NoLocking=true",
 			"-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
 		}, args...)...)
 	}
@@ -49,7 +66,7 @@ func FetchFrom(dir, suite string, packages ...string) (string, error) {
 		packages[i], err = dependency(apt("apt-cache", "depends", anyKernel))
 	}
 	if err == nil {
-		_, err = apt("apt-get", append([]string{"download"}, packages...)...)
+		_, err = apt("apt-get", slices.Concat(command, packages)...)
 	}
 	if err != nil {
 		return "", fmt.Errorf("packages of %s: %w", suite, err)
