@@ -39,26 +39,17 @@ const (
 	// testTime is a limit that only a test that hangs reaches. grace is what blktests may need to clean up when it is over.
 	testTime = 15 * time.Minute
 	grace    = 2 * time.Minute
-	// root is where the guest has the files of this machine, which it can change for itself.
-	root = "/mnt/root"
 )
 
 // modules are those that the guest loads; blktests loads others.
-var modules = []string{"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "9pnet_virtio", "9p", "overlay", "configfs", "loop", "nvme_tcp", "nvmet_tcp"}
+var modules = []string{"crc32c_generic", "configfs", "loop", "nvme_tcp", "nvmet_tcp"}
 
-// prepare makes root, with what is mounted there in any system. Its argument is the directory of the kernel's modules.
+// prepare is done outside of root. Its argument is the directory of the kernel's modules.
 const prepare = `set -e
-mkdir -p /mnt/lower /mnt/up /mnt/work /mnt/modules/up /mnt/modules/work ` + root + `
-mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 root /mnt/lower
-mount -t overlay -o lowerdir=/mnt/lower,upperdir=/mnt/up,workdir=/mnt/work none ` + root + `
-mount --bind /proc ` + root + `/proc
-mount --bind /sys ` + root + `/sys
-mount --bind /dev ` + root + `/dev
-mount -t tmpfs none ` + root + `/run
-mount -t configfs none ` + root + `/sys/kernel/config
-at=` + root + `/usr/lib/modules/${1##*/}
+mount -t configfs none ` + machine.Root + `/sys/kernel/config
+at=` + machine.Root + `/usr/lib/modules/${1##*/}
 mkdir -p $at
-mount --bind /mnt/lower$1 $at
+mount --bind ` + machine.Lower + `$1 $at
 `
 
 // settle is done in root, once. Its arguments are the directories of this package, of blktests and of the kernel's files, the daemon and the initiator.
@@ -101,10 +92,8 @@ var settings = map[string][]string{
 
 // guest is a machine with blktests in it.
 type guest struct {
-	*machine.Machine
+	*machine.Rooted
 	group string
-	env   []string
-	dir   string
 }
 
 // conditions are what a run is made with.
@@ -130,39 +119,27 @@ func (c *conditions) boot() (*guest, error) {
 	if _, err := debian.Run(".", "depmod", "-b", unpacked, k.Version); err != nil { // for modprobe
 		return nil, err
 	}
-	img, err := machine.Build(cache, k, machine.Contents{
-		Modules: modules, Programs: []string{"/bin/bash", "/bin/mount", "/bin/mkdir", "/usr/sbin/chroot"},
-	})
-	if err != nil {
-		return nil, err
-	}
 	here, err := os.Getwd()
 	if err != nil {
 		return nil, err
 	}
-	tmp, err := os.MkdirTemp("", "blk") // a short path
-	if err != nil {
-		return nil, err
-	}
-	m, err := machine.Boot(img, tmp, "-m", "4096",
-		"-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap")
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(tmp))
-	}
-	g := &guest{m, c.group, append([]string{
+	m, err := machine.BootRooted(cache, k, "/", modules, append([]string{
 		"PATH=/run/judge/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TERM=dumb",
 		"TARGET=/run/judge/target", "INITIATOR=/run/judge/initiator", "LOGIN_TIMEOUT=1h", "NVME_TARGET_CONTROL=/run/judge/scripts/blktests-target", "NVME_IMG_SIZE=512M", "NVME_NUM_ITER=10", "TIMEOUT=30",
 		"SYSTEMD_IGNORE_CHROOT=1", // for udevadm
-	}, settings[c.group+" "+c.over]...), tmp}
-	_, err = g.run(grace, "bash", "-c", prepare, "prepare", k.Modules)
-	if err == nil {
-		_, err = g.in(5*grace, settle, here, c.dir, filepath.Dir(k.Image), c.target, c.initiator)
-	}
+	}, settings[c.group+" "+c.over]...))
 	if err != nil {
-		g.stop()
 		return nil, err
 	}
-	return g, nil
+	_, err = m.Run(grace, "bash", "-c", prepare, "prepare", k.Modules)
+	if err == nil {
+		_, err = m.In(5*grace, settle, here, c.dir, filepath.Dir(k.Image), c.target, c.initiator)
+	}
+	if err != nil {
+		m.Stop()
+		return nil, err
+	}
+	return &guest{m, c.group}, nil
 }
 
 // kernel returns the one that the guest boots.
@@ -177,47 +154,13 @@ func kernel(cache string) (*debian.Kernel, error) {
 	return debian.Fetch(dir)
 }
 
-func (g *guest) stop() {
-	g.Stop()
-	_ = os.RemoveAll(g.dir)
-}
-
-// run runs a command, and returns its output, and an error if it fails or does not end.
-func (g *guest) run(limit time.Duration, argv ...string) (string, error) {
-	c, err := g.Start(argv...)
-	if err != nil {
-		return "", err
-	}
-	out, err := c.Wait(limit)
-	switch {
-	case err != nil:
-		return out, err
-	case c.Exit == -1:
-		return out, fmt.Errorf("the guest is gone\n%s", g.Log())
-	case c.Exit != 0:
-		return out, &exitError{argv, c.Exit, out}
-	}
-	return out, nil
-}
-
-type exitError struct {
-	argv []string
-	exit int
-	out  string
-}
-
-func (e *exitError) Error() string { return fmt.Sprintf("%q: exit %d\n%s", e.argv, e.exit, e.out) }
-
-// in runs a script of bash in root.
-func (g *guest) in(limit time.Duration, script string, args ...string) (string, error) {
-	return g.run(limit, slices.Concat([]string{"chroot", root, "/usr/bin/env", "-i"}, g.env, []string{"/bin/bash", "-c", script, "in"}, args)...)
-}
+func (g *guest) stop() { g.Stop() }
 
 // check runs a test. blktests fails if its test does; what counts is what it prints.
 func (g *guest) check(name string) (string, error) {
-	out, err := g.in(testTime+2*grace, fmt.Sprintf(`cd /run/judge/tests && timeout -k %.0f %.0f $REAPER ./check %s/%s`, grace.Seconds(), testTime.Seconds(), g.group, name))
+	out, err := g.In(testTime+2*grace, fmt.Sprintf(`cd /run/judge/tests && timeout -k %.0f %.0f $REAPER ./check %s/%s`, grace.Seconds(), testTime.Seconds(), g.group, name))
 	const late, killed = 124, 137 // what timeout says
-	if e, failed := errors.AsType[*exitError](err); err == nil || failed && e.exit != late && e.exit != killed {
+	if e, failed := errors.AsType[*machine.ExitError](err); err == nil || failed && e.Exit != late && e.Exit != killed {
 		return out, nil
 	}
 	return out, fmt.Errorf("%w\n%s", err, g.tell())
@@ -225,7 +168,7 @@ func (g *guest) check(name string) (string, error) {
 
 // tell returns what the daemon and the kernel say, and which processes hang in the kernel.
 func (g *guest) tell() string {
-	out, err := g.in(grace, `echo "what was said:"; tail -n 40 /run/oneshot-blktests/log /run/oneshot-nbd/*.log
+	out, err := g.In(grace, `echo "what was said:"; tail -n 40 /run/oneshot-blktests/log /run/oneshot-nbd/*.log
 echo "processes:"; ps -eo pid,ppid,stat,wchan:20,args --forest | grep -v '\]$'
 echo w >/proc/sysrq-trigger
 echo "the kernel:"; dmesg | tail -n 120`)
