@@ -26,7 +26,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb test-newer blktests conformance check lint fuzz bench bench-drbd bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
+.PHONY: appliance help run build deb test test-deb test-newer blktests nvmfabtest conformance check lint fuzz bench bench-drbd bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,16 +61,20 @@ blktests: ## run the group nvme of blktests in a virtual machine, from BLKTESTS=
 	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES) gawk parted psmisc libnl-utils
 	BLKTESTS='$(abspath $(or $(BLKTESTS),$(error say where blktests is: BLKTESTS=DIR)))' BLKTESTS_OVER='$(OVER)' BLKTESTS_KERNEL='$(KERNEL)' BLKTESTS_GROUP='$(GROUP)' ONESHOT_TARGET_TAGS='$(TAGS)' $(GO) test -count=1 -tags blktests -timeout 0 -v -run '^TestBlktests$$/$(RUN)' ./test/blktests
 
+nvmfabtest: ## run nvmFabTest in a virtual machine with Debian 13's kernel and programs, from NVMFABTEST=DIR
+	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES)
+	NVMFABTEST='$(abspath $(or $(NVMFABTEST),$(error say where nvmFabTest is: NVMFABTEST=DIR)))' ONESHOT_TARGET_TAGS='$(TAGS)' $(GO) test -count=1 -tags nvmfabtest -timeout 1h -v -run '^TestNvmFabTest$$' ./test/fab
+
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
-	$(GO) vet -tags invariants,blktests ./...
+	$(GO) vet -tags invariants,blktests,nvmfabtest ./...
 	[ -z '$(TAGS)' ] || $(GO) vet -tags '$(TAGS),guest' ./transport/rdma/verbs ./cmd/target ./server
 	$(GO) mod tidy -diff
 
 lint: ## golangci-lint; the first time builds it
 	$(GOLANGCI_LINT) run ./...
-	[ -z '$(TAGS)' ] || $(GOLANGCI_LINT) run --build-tags '$(TAGS),guest,deb,blktests' ./...
+	[ -z '$(TAGS)' ] || $(GOLANGCI_LINT) run --build-tags '$(TAGS),guest,deb,blktests,nvmfabtest' ./...
 	$(GOLANGCI_LINT) run --build-tags 'invariants$(TAGS:%=,%)' ./...
 
 fuzz: ## run every fuzz target for FUZZTIME (30s)

@@ -6,7 +6,7 @@ import (
 	"oneshot/nvme"
 )
 
-// What nvmFabTest (commit 497f15cc), a suite of cases for nvme-cli and libnvme, wants of a controller, as far as no other test looks at it. Its other
+// What nvmFabTest (commit 497f15cc), a suite of cases for nvme-cli and libnvme, wants of a controller, as far as no other test looks at it; test/fab runs the suite itself. Its other
 // cases are those of TestConnectChecks, TestProperties, TestDiscovery, TestAbort, TestAuthentication and TestKeepAlive. One does not apply:
 // set_features_001 asks for a feature of a namespace (05h) with the number of all namespaces, which is Invalid Namespace or Format.
 func TestCasesOfNvmFabTest(t *testing.T) {

@@ -163,7 +163,7 @@ type listed struct {
 }
 
 // tagSets select, one after the other, every file there is: TestTags says so.
-var tagSets = []string{"", "verbs,invariants,race,guest,deb,blktests", "verbs,guest", "verbs"}
+var tagSets = []string{"", "verbs,invariants,race,guest,deb,blktests,nvmfabtest", "verbs,guest", "verbs"}
 
 func TestImports(t *testing.T) {
 	said := make(map[string]bool)
