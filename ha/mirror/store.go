@@ -190,8 +190,13 @@ func (m *Mirror) request(t *task) {
 		m.tell(replica.Reserve{ID: t.id, Len: t.n})
 	default:
 		t.n = min(op.Off+op.Len-t.off, 16*maxPiece)
-		m.tell(replica.Zero{ID: t.id, Off: t.off, Len: t.n})
+		m.tell(replica.Zero{ID: t.id, Off: t.off, Len: t.n, Durable: t.isFlushedNext()})
 	}
+}
+
+// isFlushedNext says whether a flush follows the request, which is a write or a zero.
+func (t *task) isFlushedNext() bool {
+	return t.op.Flags&(backend.FUA|backend.Barrier) != 0 && t.off+t.n == t.op.Off+t.op.Len
 }
 
 // onward goes to the next stage.
@@ -242,7 +247,7 @@ func (m *Mirror) fill(t *task, id uint64, addr int64) {
 	}
 	at := m.arena[addr : addr+t.n]
 	gather(at, t.op.Segs, t.off-t.op.Off)
-	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at), Atomic: t.op.Flags&backend.Atomic != 0})
+	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at), Atomic: t.op.Flags&backend.Atomic != 0, Durable: t.isFlushedNext()})
 }
 
 // gather copies what is from skip on in segs.

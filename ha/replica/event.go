@@ -58,11 +58,13 @@ type (
 		Addr     int64
 		Sum      uint32
 		Atomic   bool
+		Durable  bool // a Flush follows: all have it durable as soon as they can
 	}
 	// Zero makes a range read as zeroes.
 	Zero struct {
 		ID       uint64
 		Off, Len int64
+		Durable  bool // the same
 	}
 	// Grow makes the store at Off Size bytes large. It is answered when all of S have done that; the host may use what
 	// is new from then on.

@@ -51,6 +51,7 @@ type op struct {
 	comparing bool
 	delivered bool // what the disk refuses to read has come from others
 	atomic    bool
+	durable   bool // a flush follows
 	dead      bool // answered, though a work is still under way
 }
 
@@ -91,9 +92,9 @@ func (c *Core) request(e Event) {
 		c.hungry = append(c.hungry, e)
 		return
 	case Write:
-		o = c.newOp(op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic})
+		o = c.newOp(op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic, durable: e.Durable})
 	case Zero:
-		o = c.newOp(op{kind: opZero, id: e.ID, off: e.Off, n: e.Len})
+		o = c.newOp(op{kind: opZero, id: e.ID, off: e.Off, n: e.Len, durable: e.Durable})
 	case Swap:
 		o = &op{kind: opSwap, id: e.ID, key: e.Key, off: e.Off, n: e.Len, sum: e.Sum}
 	case Grow:
@@ -298,6 +299,9 @@ func (c *Core) record(o *op) {
 		r.Kind = KindZero
 	}
 	o.seq = r.Seq
+	if o.durable { // others hear of it with the record
+		c.syncTo = max(c.syncTo, o.seq)
+	}
 	c.append(r)
 	c.writes = append(c.writes, o)
 }

@@ -1649,3 +1649,19 @@ func (s *solo) synced(actions []Action) []Action {
 	}
 	return all
 }
+
+// TestDurableGoesWithTheRecord: of what is to be durable soon the other copy hears with the record itself. Its flush tells it nothing more.
+func TestDurableGoesWithTheRecord(t *testing.T) {
+	for _, durable := range []bool{false, true} {
+		s := reigns(t, 2)
+		seq := s.log.last() + 1
+		p := only(s, each[Post](s.do(Zero{ID: 1, Off: 0, Len: blockLen, Durable: durable})))
+		if asked := p.Bell.Sync >= seq; len(p.Recs) != 1 || asked != durable {
+			t.Errorf("durable: %v: %+v", durable, p)
+		}
+		s.ack(1, seq, seq, 0)
+		if posts := each[Post](s.do(Flush{ID: 2})); len(posts) == 0 != durable {
+			t.Errorf("durable: %v: with the flush it is told %+v", durable, posts)
+		}
+	}
+}

@@ -161,7 +161,7 @@ func (a *attempt) request() replica.Event {
 	case doRead:
 		return replica.Read{ID: a.id, Off: off, Len: n}
 	case doZero:
-		return replica.Zero{ID: a.id, Off: off, Len: n}
+		return replica.Zero{ID: a.id, Off: off, Len: n, Durable: a.id%4 == 0}
 	case doFlush:
 		return replica.Flush{ID: a.id}
 	case doGrow:
@@ -288,7 +288,7 @@ func (a *attempt) data(addr int64) {
 		n.tell(replica.Swap{ID: a.id, Key: a.key, Off: off, Len: length, Sum: sum(at)})
 		return
 	}
-	n.tell(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at), Atomic: a.atomic})
+	n.tell(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at), Atomic: a.atomic, Durable: a.id%4 == 0})
 }
 
 // fill takes what a read has found, and matches compares.

@@ -138,7 +138,7 @@ var coreMutants = []mutant{
 	},
 	{
 		"counts the lease from the answer",
-		[]int{8},
+		[]int{8, 9},
 		"primary.go",
 		"p.answered, p.proven = max(p.answered, b.no), max(p.proven, b.at)", "p.answered, p.proven = max(p.answered, b.no), max(p.proven, b.at)\n\t\t\tif ON {\n\t\t\t\tp.proven = c.now\n\t\t\t}", "lease",
 	},
@@ -440,7 +440,7 @@ var late = map[string]uint64{
 	"answers a flush only when more is durable than it asked for":        10,
 	"clears bits when the granule is sent":                               10,
 	"commits by the old view while another is proposed":                  9,
-	"counts the lease from the answer":                                   227,
+	"counts the lease from the answer":                                   633,
 	"does not fetch the longest log":                                     17,
 	"does not repair what a copy went without":                           82,
 	"drops a member before the rest have all":                            7,
