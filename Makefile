@@ -104,7 +104,7 @@ bench-drbd: ## measure a mirror beside DRBD with LIO, in two virtual machines
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma
 
-bench-nvme: deps-bench build ## measure NVMe/TCP beside iSCSI
+bench-nvme: deps-bench build ## measure NVMe/TCP beside iSCSI and a raw echo
 	$(GO) run ./bench/nvme
 
 bench-nic: deps-bench build ## measure what hand-overs to an RDMA device in another process cost

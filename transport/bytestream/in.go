@@ -124,7 +124,9 @@ func (x *In[T]) release() {
 }
 
 // receive reads once and handles all that came. drained says that there was nothing: a read that was merely short does not
-// tell, for the end of the stream may be behind it, of which the poller, edge-triggered, has spoken already.
+// tell, for the end of the stream may be behind it, of which the poller, edge-triggered, has spoken already. TCP_INQ would tell
+// of the end, but not of a reset: only a later write that succeeds excludes that one has come before. The read that finds nothing
+// costs some 0.8 µs of the 60 that a command of 4 KiB alone costs each end.
 func (l *Link[T]) receive() (drained bool, err error) {
 	x := &l.In
 	if x.stalled {
