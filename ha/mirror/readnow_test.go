@@ -70,6 +70,7 @@ func TestReadNow(t *testing.T) {
 		h.mu.Unlock()
 		now := func(what string, want bool, off int64, flags backend.Flags, term uint64, seed byte) {
 			t.Helper()
+			synctest.Wait() // nobody owns the core
 			before := p.reads.Load()
 			op, w, over := readOf(n, off, flags, term)
 			if at := p.reads.Load() > before; at != want {
