@@ -226,9 +226,9 @@ func (c *Core) sync() {
 		return
 	}
 	if c.goal <= c.synced || c.goal > c.log.last() {
-		c.goal = c.syncTo
+		c.goal = min(c.syncTo, c.log.last()) // the end of the log may have been lost since it was asked for
 	}
-	if c.goal > c.disk.applied {
+	if c.goal <= c.synced || c.goal > c.disk.applied {
 		return
 	}
 	c.syncing = true

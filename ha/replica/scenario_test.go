@@ -1665,3 +1665,21 @@ func TestDurableGoesWithTheRecord(t *testing.T) {
 		}
 	}
 }
+
+// TestSyncsWhatThereIs: a log that is shorter than what was asked to be durable, for its end has been lost, is durable all the same when a host asks.
+func TestSyncsWhatThereIs(t *testing.T) {
+	s := reigns(t, 2)
+	s.syncTo = s.log.last() + 5
+	seq := s.log.last() + 1
+	all := s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	all = append(all, s.ack(1, seq, seq, 0)...)
+	for i := 0; i < len(all); i++ {
+		if a, ok := all[i].(*Apply); ok {
+			all = append(all, s.do(Done{ID: a.ID})...)
+		}
+	}
+	all = append(all, s.do(Flush{ID: 2})...)
+	if syncs := each[Sync](all); len(syncs) == 0 {
+		t.Error("nothing becomes durable before the log is as long as it was")
+	}
+}
