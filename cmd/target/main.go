@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 
 	"oneshot/config"
 	"oneshot/internal/command"
@@ -32,6 +33,11 @@ const (
 	exitError = 1
 	exitUsage = 2
 )
+
+// Linux gives a signal to the first thread of a process, unless that thread does not want it. In a read of a disk that hangs it wants it, and
+// cannot take it: the signal lies there until the read is over, and nobody else hears of it. So the first thread is main's alone, which
+// waits for signals.
+func init() { runtime.LockOSThread() }
 
 func main() { os.Exit(run(os.Args[0], os.Args[1:], os.Stdout, os.Stderr)) }
 
