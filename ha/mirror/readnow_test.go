@@ -54,6 +54,14 @@ func readOf(n *node, off int64, flags backend.Flags, term uint64) (*backend.Op, 
 	return op, w, n.mirror.Submit(op)
 }
 
+// idle changes what the core's owner reads, while nobody owns the core.
+func idle(n *node, change func()) {
+	synctest.Wait()
+	n.mirror.mu.Lock()
+	defer n.mirror.mu.Unlock()
+	change()
+}
+
 // TestReadNow: what the copy has in memory is read where the host asks for it, if that is what the host is to get.
 func TestReadNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -110,7 +118,7 @@ func TestReadNow(t *testing.T) {
 		now("the disk has what is elsewhere", true, 1<<20, 0, 0, 0)
 		now("the disk has it not yet", false, 0, 0, 0, 2)
 		h.letGo()
-		n.mirror.kept = []span{{2048, 512}} // of an atomic write, which the disk may have in part
+		idle(n, func() { n.mirror.kept = []span{{2048, 512}} }) // of an atomic write, which the disk may have in part
 		now("the journal has a part", false, 0, 0, 0, 2)
 		l.end()
 	})
@@ -130,13 +138,13 @@ func TestReadNowNotHere(t *testing.T) {
 				t.Error("the other node serves")
 			}
 		}
-		n.mirror.cfg.Confirm = true
+		idle(n, func() { n.mirror.cfg.Confirm = true })
 		before := p.reads.Load()
 		l.expect(n, 0, bytesOf(4096, 1))
 		if p.reads.Load() != before {
 			t.Error("reads are confirmed, and one was done at once")
 		}
-		n.mirror.cfg.Confirm = false
+		idle(n, func() { n.mirror.cfg.Confirm = false })
 		l.end()
 	})
 }
