@@ -49,6 +49,8 @@ type multipath struct {
 	urls [2]initiator.URL
 	// strict: the host hears of no access state, for its only path goes with the disk.
 	strict bool
+	// patience is how long a node may take for a command before the host looks for another one. It is not how long it takes.
+	patience time.Duration
 
 	mu    sync.Mutex
 	at    int // the path in use; guarded by mu, as the rest
@@ -62,7 +64,7 @@ type path struct {
 }
 
 func newMultipath(ctx context.Context, s *site) *multipath {
-	m := &multipath{t: s.t, ctx: ctx}
+	m := &multipath{t: s.t, ctx: ctx, patience: pathTime}
 	for i := range m.urls {
 		u, err := initiator.ParseURL("iscsi://" + s.at[3+i] + "/iqn.2026-11.example.oneshot:lab/0")
 		if err != nil {
@@ -85,7 +87,7 @@ func (m *multipath) path() (int, *path, error) {
 	if m.paths[m.at] != nil {
 		return m.at, m.paths[m.at], nil
 	}
-	ctx, cancel := context.WithTimeout(m.ctx, pathTime)
+	ctx, cancel := context.WithTimeout(m.ctx, m.patience)
 	defer cancel()
 	session, err := initiator.Dial(ctx, m.urls[m.at], initiator.Options{})
 	if err != nil {
@@ -100,7 +102,7 @@ func (m *multipath) path() (int, *path, error) {
 	return m.at, m.paths[m.at], nil
 }
 
-// pathTime is how long a node may take for a command before the host looks for another one. It is not how long it takes.
+// pathTime is the patience of most hosts.
 const pathTime = 3 * time.Second
 
 // leave goes to the other path, unless somebody was faster.
@@ -153,7 +155,7 @@ func (m *multipath) do(prepare func(*initiator.LU) (*initiator.Command, error)) 
 				m.t.Error(err)
 				return false
 			}
-			ctx, cancel := context.WithTimeout(m.ctx, pathTime)
+			ctx, cancel := context.WithTimeout(m.ctx, m.patience)
 			err = p.session.Do(ctx, c)
 			cancel()
 			if err == nil {
