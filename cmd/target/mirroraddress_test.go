@@ -60,7 +60,7 @@ func (s *site) hasAddresses() (primary string) {
 
 // newFollower is a host that has one path only: the address that moves. It may be told of no error but by the end of its session.
 func newFollower(ctx context.Context, s *site, at string) *multipath {
-	m := &multipath{t: s.t, ctx: ctx, strict: true}
+	m := &multipath{t: s.t, ctx: ctx, strict: true, patience: pathTime}
 	for i := range m.urls {
 		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
 		if err != nil {
