@@ -23,7 +23,7 @@ import (
 // BootTime is a limit that only a machine that hangs reaches.
 const BootTime = 5 * time.Minute
 
-// silence is how long a machine may take until its kernel says a word, which is the first thing that it does.
+// silence is how long a machine may say nothing on its console before it is ready. Its kernel says what it does.
 const silence = time.Minute
 
 // Machine is a running guest. Its methods may be called by several goroutines at once.
@@ -54,8 +54,8 @@ type Command struct {
 const CPU = "max,erms=off,fsrm=off,avx=off,avx2=off,smap=off,la57=off"
 
 // Boot starts a guest with more of qemu's arguments, and waits until it takes commands. dir
-// holds its console and its socket, and has to be a short path. A machine whose kernel has not said a word, which was
-// seen once in hundreds under load, is emulation or firmware that hangs: it is told on stderr, and tried once more.
+// holds its console and its socket, and has to be a short path. A machine that says nothing for long before it is ready, which was
+// seen twice in hundreds under load, is emulation or firmware that hangs: it is told on stderr, and tried once more.
 func Boot(img *Image, dir string, more ...string) (*Machine, error) { return boot(img, dir, nil, more) }
 
 // boot is Boot for a qemu that gets files, too, as descriptors 3 and up.
@@ -68,7 +68,7 @@ func boot(img *Image, dir string, files []*os.File, more []string) (*Machine, er
 	return m, err
 }
 
-var errSilent = fmt.Errorf("the guest's kernel has not said a word within %v", silence)
+var errSilent = fmt.Errorf("the guest has said nothing for %v, and is not ready", silence)
 
 func start(img *Image, dir string, files []*os.File, more []string) (*Machine, error) {
 	m := &Machine{exited: make(chan struct{}), console: filepath.Join(dir, "console"), running: make(map[int]*Command)}
@@ -118,16 +118,28 @@ func (m *Machine) connect(socket string) error {
 			}
 		}
 	}
-	for began := time.Now(); m.saysNothing(); time.Sleep(20 * time.Millisecond) {
-		if time.Since(began) > silence {
-			return errSilent
-		}
-	}
-	_ = m.conn.SetReadDeadline(deadline)
 	dec := json.NewDecoder(bufio.NewReader(m.conn))
-	var hello agent.Message
-	if err := dec.Decode(&hello); err != nil {
-		return fmt.Errorf("the guest did not boot: %w", err)
+	ready := make(chan error, 1)
+	go func() {
+		var hello agent.Message
+		ready <- dec.Decode(&hello)
+	}()
+	_ = m.conn.SetReadDeadline(deadline)
+	for said, heard := int64(0), time.Now(); ; {
+		select {
+		case err := <-ready:
+			if err != nil {
+				return fmt.Errorf("the guest did not boot: %w", err)
+			}
+		case <-time.After(time.Second):
+			if now := m.said(); now != said {
+				said, heard = now, time.Now()
+			} else if time.Since(heard) > silence {
+				return errSilent // whoever reads ends with the connection
+			}
+			continue
+		}
+		break
 	}
 	_ = m.conn.SetReadDeadline(time.Time{})
 	m.enc = json.NewEncoder(m.conn)
@@ -135,15 +147,13 @@ func (m *Machine) connect(socket string) error {
 	return nil
 }
 
-// saysNothing reports whether the console of a machine that runs is empty.
-func (m *Machine) saysNothing() bool {
-	select {
-	case <-m.exited:
-		return false
-	default:
-	}
+// said returns how many bytes the console has.
+func (m *Machine) said() int64 {
 	i, err := os.Stat(m.console)
-	return err != nil || i.Size() == 0
+	if err != nil {
+		return 0
+	}
+	return i.Size()
 }
 
 // receive hands each message to its command.
