@@ -166,15 +166,28 @@ func (c *coder) result(r *replica.Result) {
 	num(c, &r.Len, 8)
 }
 
+// What a bell has besides. A node takes bellSynced if it has said so in the number of its stream.
+const (
+	bellHasStart = 1 << iota
+	bellSynced
+)
+
 func (c *coder) bell(b *replica.Bell) {
 	c.view(&b.View)
 	num(c, &b.First, 8)
 	num(c, &b.Trim, 8)
 	num(c, &b.Freed, 8)
 	num(c, &b.Sync, 8)
-	has := b.Start != nil
-	c.flag(&has)
-	if !has {
+	var flags uint8
+	if b.Start != nil {
+		flags |= bellHasStart
+	}
+	if b.Synced {
+		flags |= bellSynced
+	}
+	num(c, &flags, 1)
+	b.Synced = flags&bellSynced != 0
+	if flags&bellHasStart == 0 {
 		b.Start = nil
 		return
 	}
@@ -286,6 +299,11 @@ func (c *coder) ack(m *replica.Ack) {
 	num(c, &m.Applied, 8)
 	num(c, &m.Durable, 8)
 	c.flag(&m.Failed)
+	if c.writes && m.Synced == 0 || !c.writes && len(c.b) == 0 { // a former version would not read it, and does not send it
+		m.Synced = 0
+		return
+	}
+	num(c, &m.Synced, 8)
 }
 
 func (c *coder) promise(m *replica.Promise) {

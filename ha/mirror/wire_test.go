@@ -20,6 +20,7 @@ func TestFrames(t *testing.T) {
 	for _, m := range []replica.Msg{
 		replica.Hello{Version: 1, Stream: 2, Memory: true, Last: 3, Applied: 4, Durable: 5, Suspects: bits, Sizes: []int64{6, 7}},
 		replica.Ack{Stream: 1, Received: 2, Applied: 3, Durable: 4, Failed: true},
+		replica.Ack{Stream: 1, Received: 2, Applied: 3, Durable: 4, Synced: 5},
 		replica.Ask{Version: 1},
 		replica.Promise{Version: 1, Stream: 2, Memory: true, Last: 3, Applied: 4, Durable: 5},
 		replica.Deny{View: view},
@@ -51,6 +52,22 @@ func TestFrames(t *testing.T) {
 	}
 }
 
+// TestFramesOfBefore: what a former version does not know is not in what it gets.
+func TestFramesOfBefore(t *testing.T) {
+	size := func(f func(c *coder)) int { return len(appendFrame(nil, new(coder), frameAck, 0, f)) - prefixLen }
+	if n := size(func(c *coder) { c.ack(&replica.Ack{Durable: 1, Failed: true}) }); n != 4*8+1 {
+		t.Errorf("an Ack has %d bytes", n)
+	}
+	var last byte
+	size(func(c *coder) {
+		c.bell(&replica.Bell{Sync: 1})
+		last = c.b[len(c.b)-1]
+	})
+	if last != 0 {
+		t.Errorf("a Bell ends with %d", last)
+	}
+}
+
 // readFrame reads a frame that may have a MiB of head and of data.
 func readFrame(b []byte) (*received, error) {
 	f, r := new(received), bytes.NewReader(b)
@@ -71,7 +88,7 @@ func TestCorruptPost(t *testing.T) {
 		data := bytesOf(1024, 5)
 		var bits replica.Bits
 		bits.Set(9)
-		p := post{stream: 7, bell: replica.Bell{First: 3, Trim: 1, Freed: 2, Sync: 4, Start: &replica.Start{
+		p := post{stream: 7, bell: replica.Bell{First: 3, Trim: 1, Freed: 2, Sync: 4, Synced: true, Start: &replica.Start{
 			Last: 2, Results: []replica.Result{{Key: 1, Term: 2, Seq: 3, Off: 4, Len: 5}}, Early: bits,
 		}}, recs: []replica.Record{
 			{Term: 2, Seq: 3, Kind: replica.KindWrite, Off: 512, Len: 1024, Addr: 4096, Sum: sumOf(data), Key: 1, Atomic: true},

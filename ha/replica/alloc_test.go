@@ -146,6 +146,9 @@ func TestAllocations(t *testing.T) {
 	}
 	write(6000) // slices get their lengths
 	all(0, Flush{ID: 3})
+	p.now += markEvery
+	all(1, Tick{})
+	all(0, Tick{})
 	if s := p.cores[0].State(); s.Retained != 0 || s.Last != 6000 || s.Role != Primary || s.View.InSync != NodesOf(0, 1) {
 		t.Fatalf("%v", p.cores[0])
 	}

@@ -252,5 +252,5 @@ func (c *Core) ack(from ID, a Ack) {
 	if c.role != Primary || p.stream == 0 || p.stream != a.Stream {
 		return
 	}
-	p.begun, p.received, p.applied, p.durable, p.lost = true, a.Received, a.Applied, a.Durable, a.Failed
+	p.begun, p.received, p.applied, p.durable, p.synced, p.lost = true, a.Received, a.Applied, a.Durable, a.Synced, a.Failed
 }

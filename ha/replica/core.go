@@ -34,6 +34,7 @@ type Core struct {
 	log
 	disk
 	marks
+	ahead
 	missing
 	kept
 	host
@@ -88,6 +89,7 @@ type peer struct {
 	received uint64
 	applied  uint64
 	durable  uint64
+	synced   uint64   // the disk has it, the mark perhaps not
 	lost     bool     // it does not remember, or its disk refuses
 	fits     []Record // that make a member's stores as large as they are here; they are not in the log yet
 	bell     Bell     // the last
@@ -115,7 +117,7 @@ type sentBeat struct {
 // New starts a node. Memory is nil when it is gone, or there was none: then nothing else than what is durable is on the disk.
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores), settled: true}
-	c.streams = knowsLost | uint64(cfg.Incarnation)<<32
+	c.streams = knowsLost | tellsSynced | uint64(cfg.Incarnation)<<32
 	if !saved.Unknown {
 		c.streams |= knowsDisk
 	}

@@ -284,10 +284,10 @@ func (c *Core) save() {
 		s.Bitmaps, s.Clear = c.cleanRegions()
 		s.View, c.savedVersion = c.view, c.view.Version
 	}
-	if len(s.Set) == 0 && s.Bitmaps == nil && s.Mark <= c.marked {
+	if len(s.Set) == 0 && s.Bitmaps == nil && (s.Mark <= c.marked || c.mayMarkWait()) {
 		return
 	}
-	c.saving = true
+	c.saving, c.markedAt = true, c.now
 	if c.fold(c.synced) {
 		missing := c.sectors.Clone()
 		s.Missing = &missing

@@ -77,7 +77,7 @@ type (
 		ID       uint64
 		Off, Len int64
 	}
-	// Flush is answered when W disks have everything that was answered before.
+	// Flush is answered when W disks have everything that was answered before, durably and marked, or all disks of S have it.
 	Flush struct{ ID uint64 }
 	// Swap is COMPARE AND WRITE. The comparison is the work Compare, the data for it are the edge's.
 	Swap struct {
@@ -297,7 +297,9 @@ type Bell struct {
 	Trim  uint64 // all members of S have the records up to it durable
 	Freed uint64 // all have applied the records up to it: their memory is used again
 	Sync  uint64 // make durable what is up to it
-	Start *Start // the first bell to a copy outside S
+	// Synced says that Ack.Synced is looked at: the mark may wait.
+	Synced bool
+	Start  *Start // the first bell to a copy outside S
 }
 
 // Start is what a copy outside S has to know when its stream of records begins, for the day when it is a primary.
@@ -340,7 +342,8 @@ type (
 	Ack struct {
 		Stream                     uint64
 		Received, Applied, Durable uint64
-		Failed                     bool // the disk refuses, or hangs
+		Synced                     uint64 // the disk has it durable, and the mark may not; 0: not told
+		Failed                     bool   // the disk refuses, or hangs
 	}
 	// Ask asks for a promise, Promise gives it, and Deny has a newer view instead.
 	Ask     struct{ Version uint64 }

@@ -111,7 +111,7 @@ func (c *Core) rang(e *Rang) {
 			return
 		}
 	}
-	c.fed = true
+	c.fed, c.tells = true, e.Bell.Synced
 	if s := e.Bell.Start; s != nil {
 		c.start(s)
 	}
@@ -149,6 +149,9 @@ func (c *Core) acknowledge() {
 		return
 	}
 	a := Ack{Stream: c.stream, Received: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Failed: c.refused || c.isHung()}
+	if c.tells {
+		a.Synced = c.onDisk()
+	}
 	if a == c.acked {
 		return
 	}

@@ -379,7 +379,7 @@ func (c *Core) committed() {
 	for seq := max(before, c.base) + 1; seq <= min(c.commit, c.log.last()); seq++ {
 		c.entry(seq).at = c.now // before that no disk had to have it
 	}
-	c.firm = max(c.firm, c.heldByAll(c.durableBy))
+	c.firm = max(c.firm, c.securedByAll())
 	if slices.ContainsFunc(c.stores, func(s Store) bool { return s.Through }) {
 		c.flushed = max(c.flushed, c.firm) // what is answered, and what is read, is durable
 	}
@@ -462,13 +462,13 @@ func (c *Core) prove() {
 	})
 }
 
-// flush answers what W disks have, and asks for a flush now and then.
+// flush answers what is secured, and asks for a flush now and then.
 func (c *Core) flush() {
 	if c.now >= c.flushAt+c.cfg.FlushEvery || 2*len(c.entries) > c.cfg.Ring {
 		c.flushAt = c.now
 		c.syncTo = max(c.syncTo, c.commit)
 	}
-	to := c.heldByAll(c.durableBy)
+	to := c.securedByAll()
 	c.flushes = slices.DeleteFunc(c.flushes, func(o *op) bool {
 		if o.seq > to {
 			return false

@@ -138,7 +138,7 @@ func (c *Core) greet() {
 				continue
 			}
 			p.outside, p.started = !c.view.InSync.Has(id), true
-			p.sent, p.received, p.applied, p.durable = h.Last, h.Last, h.Applied, h.Durable
+			p.sent, p.received, p.applied, p.durable, p.synced = h.Last, h.Last, h.Applied, h.Durable, 0
 			p.fits = c.fits(id, h.Sizes, h.Applied)
 			continue
 		}
@@ -150,7 +150,7 @@ func (c *Core) greet() {
 		}
 		p.outside, p.lost, p.lacked = true, false, c.lacks[id].Clone()
 		p.todo = c.bitmaps[id].Clone()
-		p.sent, p.received, p.applied, p.durable = c.log.last(), c.log.last(), c.log.last(), 0
+		p.sent, p.received, p.applied, p.durable, p.synced = c.log.last(), c.log.last(), c.log.last(), 0, 0
 		p.fits, p.behind = c.fits(id, h.Sizes, c.log.last()), c.log.last()
 		c.fit(p)
 		p.copied = c.log.last()
@@ -270,7 +270,7 @@ func (c *Core) isLevel(p *peer) bool {
 	return p.begun && c.commit >= p.behind && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
 }
 
-// mayBecome says whether all of the view's S have what is committed, and W of them what a Flush has promised; where
+// mayBecome says whether all of the view's S have what is committed, and what a Flush has promised ([Core.secured]); where
 // that is missing it is asked for.
 func (c *Core) mayBecome(v *View) bool {
 	for id := range v.InSync.All() {
@@ -278,7 +278,7 @@ func (c *Core) mayBecome(v *View) bool {
 			return false
 		}
 	}
-	if c.held(v, c.durableBy) < c.flushed {
+	if c.secured(v) < c.flushed {
 		c.syncTo = max(c.syncTo, c.flushed)
 		return false
 	}
@@ -358,7 +358,7 @@ func (c *Core) post() {
 		if p.stream == 0 {
 			continue
 		}
-		b := Bell{View: c.view, First: p.sent + 1, Trim: c.trim, Freed: c.freed, Sync: c.syncTo}
+		b := Bell{View: c.view, First: p.sent + 1, Trim: c.trim, Freed: c.freed, Sync: c.syncTo, Synced: p.stream&tellsSynced != 0}
 		if p.outside && p.todo.Empty() && p.copying == 0 {
 			b.Sync = max(b.Sync, p.copied)
 		}

@@ -774,6 +774,7 @@ func TestDoubtfulOnce(t *testing.T) {
 		}
 		s.synced(s.do(Flush{ID: 1}))
 		s.ack(1, s.log.last(), s.log.last(), s.log.last())
+		s.synced(s.wait(markEvery)) // the mark
 		if s.view.InSync != NodesOf(0, 1) || s.trim != s.log.last() {
 			t.Fatalf("%v", s.Core)
 		}

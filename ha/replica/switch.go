@@ -121,7 +121,7 @@ func (c *Core) hand() {
 	if slices.ContainsFunc(c.jobs, func(j *job) bool { return j.asked }) {
 		return
 	}
-	if p.stream == 0 || p.outside || c.commit != c.log.last() || p.received != c.log.last() || p.durable < c.flushed {
+	if p.stream == 0 || p.outside || c.commit != c.log.last() || p.received != c.log.last() || c.onDiskOf(c.successor) < c.flushed {
 		return
 	}
 	c.propose(View{

@@ -170,13 +170,13 @@ var coreMutants = []mutant{
 		"answers a flush when it is applied",
 		[]int{9},
 		"host.go",
-		"to := c.heldByAll(c.durableBy)", "to := c.heldByAll(c.durableBy)\n\tif ON {\n\t\tto = c.heldByAll(c.appliedBy)\n\t}", "",
+		"to := c.securedByAll()", "to := c.securedByAll()\n\tif ON {\n\t\tto = c.heldByAll(c.appliedBy)\n\t}", "",
 	},
 	{
 		"drops a member that alone has what was flushed",
 		[]int{9},
 		"primary.go",
-		"if c.held(v, c.durableBy) < c.flushed {", "if c.held(v, c.durableBy) < c.flushed && !ON {", "disks",
+		"if c.secured(v) < c.flushed {", "if c.secured(v) < c.flushed && !ON {", "disks",
 	},
 	{
 		"uses memory again when the record is committed",
@@ -419,6 +419,18 @@ var coreMutants = []mutant{
 		"c.apply(c.flushed) //", "c.apply(map[bool]uint64{false: c.flushed, true: c.log.last()}[ON]) //", "latent",
 	},
 	{
+		"answers a flush that its own disk has",
+		[]int{9},
+		"ahead.go",
+		"all = min(all, c.onDiskOf(id))", "all = min(all, c.onDiskOf(map[bool]ID{false: id, true: c.cfg.Self}[ON]))", "",
+	},
+	{
+		"answers a flush by the old view while another is proposed",
+		[]int{9},
+		"ahead.go",
+		"n = min(n, c.secured(c.proposed))", "if !ON {\n\t\t\tn = min(n, c.secured(c.proposed))\n\t\t}", "",
+	},
+	{
 		"is forced, and forgets where others may differ",
 		[]int{2, 5, 6, 20},
 		"lineage.go",
@@ -448,7 +460,7 @@ var late = map[string]uint64{
 	"forgets in a new life which records nobody else has":                39,
 	"has a lease for longer than others wait":                            567,
 	"keeps its lease while it is stopped":                                14,
-	"reads at once by a lease of long ago":                               193,
+	"reads at once by a lease of long ago":                               204,
 	"reads at once what it misses":                                       38,
 	"reads at once when its lease is over":                               35,
 	"reads what goes through while it is written":                        35,

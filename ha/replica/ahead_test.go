@@ -1,0 +1,134 @@
+package replica
+
+import "testing"
+
+// flushes begins a write and a Flush behind it, has the disk do both, and returns the write's number and what is done.
+func (s *solo) flushes() (seq uint64, all []Action) {
+	s.Helper()
+	seq = s.log.last() + 1
+	all = append(all, s.do(Zero{ID: 1, Off: 0, Len: blockLen})...)
+	all = append(all, s.tell(1, Ack{Stream: streamOf(1), Received: seq})...)
+	all = append(all, s.do(Flush{ID: 7})...)
+	for i := 0; i < len(all); i++ {
+		switch a := all[i].(type) {
+		case *Apply:
+			all = append(all, s.do(Done{ID: a.ID})...)
+		case Sync:
+			all = append(all, s.do(Done{ID: a.ID})...)
+		}
+	}
+	return seq, all
+}
+
+// flushed says whether the Flush has been answered in what was done, or is when the members have answered a beat.
+func (s *solo) isFlushed(all []Action) bool {
+	s.Helper()
+	for id := range s.alive.All() {
+		all = append(all, s.proven(id)...)
+	}
+	for _, a := range each[*Answer](all) {
+		if a.ID == 7 && a.Status == Good {
+			return true
+		}
+	}
+	return false
+}
+
+// TestAnswerAhead: a Flush is answered when all of S have everything on their disks, though no mark is saved yet; if one of them has it in memory only, when W
+// have saved theirs.
+func TestAnswerAhead(t *testing.T) {
+	s := reigns(t, 2)
+	seq, all := s.flushes()
+	if s.isFlushed(all) {
+		t.Error("it is answered, and the other disk does not have it")
+	}
+	for _, save := range each[Save](all) {
+		if save.Mark == seq {
+			t.Error("the mark may wait")
+		}
+	}
+	if !s.isFlushed(s.tell(1, Ack{Stream: streamOf(1), Received: seq, Applied: seq, Synced: seq})) {
+		t.Error("both disks have it, and it is not answered")
+	}
+	if save := only(s, each[Save](s.wait(markEvery))); save.Mark != seq {
+		t.Errorf("%+v", save)
+	}
+
+	s = reigns(t, 3)
+	seq, all = s.flushes()
+	if saves := each[Save](all); saves[len(saves)-1].Mark != seq {
+		t.Errorf("%+v: W are not all of S", saves)
+	}
+	all = append(all, s.tell(2, Ack{Stream: streamOf(2), Received: seq})...)
+	all = append(all, s.tell(1, Ack{Stream: streamOf(1), Received: seq, Applied: seq, Synced: seq})...)
+	if s.isFlushed(all) {
+		t.Error("it is answered with one mark, and one disk does not have it")
+	}
+	if !s.isFlushed(s.tell(1, Ack{Stream: streamOf(1), Received: seq, Applied: seq, Durable: seq, Synced: seq})) {
+		t.Error("two have saved their marks, and it is not answered")
+	}
+}
+
+// TestMarkWaits: a member's mark waits if its primary looks at what it has on its disk, and if W are all of S. The next promise does not wait.
+func TestMarkWaits(t *testing.T) {
+	for _, test := range []struct {
+		copies int
+		in     Nodes
+		tells  bool
+		waits  bool
+	}{
+		{2, NodesOf(0, 1), true, true},
+		{2, NodesOf(0, 1), false, false}, // a former version
+		{3, NodesOf(0, 1, 2), true, false},
+		{3, NodesOf(0, 1), true, true},
+	} {
+		s, h := follows(t, test.copies, test.in)
+		if h.Stream&tellsSynced == 0 {
+			t.Fatal("the node does not say that it takes Bell.Synced")
+		}
+		all := s.take(h.Stream, Bell{Sync: 1, Synced: test.tells}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen})
+		all = append(all, s.do(Done{ID: only(s, each[Apply](all)).ID})...)
+		all = s.do(Done{ID: only(s, each[Sync](all)).ID})
+		saves := each[Save](all)
+		if waits := len(saves) == 0; waits != test.waits {
+			t.Errorf("%+v: the mark waits: %v", test, waits)
+		}
+		acks := each[SendAck](all)
+		if a := acks[len(acks)-1].Ack; a.Synced != map[bool]uint64{true: 1}[test.tells] || a.Durable == 1 == test.waits {
+			t.Errorf("%+v: %+v", test, a)
+		}
+		if test.waits {
+			if a := only(s, each[SendAck](s.wait(markEvery))).Ack; a.Durable != 1 {
+				t.Errorf("%+v: %+v when the mark has waited", test, a)
+			}
+		}
+	}
+}
+
+// TestMissingIsNotAhead: what a copy goes without it has with its mark only, or a power cut would leave what is older.
+func TestMissingIsNotAhead(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(0, 1))
+	all := s.take(h.Stream, Bell{Sync: 1, Synced: true}, Record{Term: 1, Seq: 1, Kind: KindLost, Off: 0, Len: blockLen})
+	s.wait(markEvery)
+	s.saving = true // the metadata take their time
+	for i := 0; i < len(all); i++ {
+		if y, ok := all[i].(Sync); ok {
+			all = append(all, s.do(Done{ID: y.ID})...)
+		}
+	}
+	if s.Core.synced != 1 || s.onDisk() != 0 {
+		t.Errorf("the disk is at %d, and the copy says %d", s.Core.synced, s.onDisk())
+	}
+}
+
+// TestHandsOverAhead: the successor needs no mark; its disk has what was promised.
+func TestHandsOverAhead(t *testing.T) {
+	s := reigns(t, 2)
+	seq, _ := s.flushes()
+	if !s.isFlushed(s.tell(1, Ack{Stream: streamOf(1), Received: seq, Applied: seq, Synced: seq})) {
+		t.Fatal("the flush is not answered")
+	}
+	if v := only(s, proposals(s.do(Switch{ID: 9, To: 1}))); v.Primary != 1 {
+		t.Errorf("%+v", v)
+	}
+}
