@@ -2,7 +2,8 @@ package ddp
 
 import (
 	"encoding/binary"
-	"hash/crc32"
+
+	"oneshot/internal/crc32c"
 )
 
 // Sizes of the parts of an FPDU in octets (RFC 5044 §4).
@@ -17,8 +18,6 @@ const (
 	// MaxFPDU is the longest FPDU without markers.
 	MaxFPDU = LengthLen + MaxULPDU + MaxTrailer
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // PadLen returns how many zero octets follow a ULPDU of n octets. They make the CRC begin at a
 // multiple of four (RFC 5044 §4.1).
@@ -43,7 +42,7 @@ func MULPDU(emss int, markers bool) int {
 // CRC continues the CRC32C of an FPDU over p. It begins with crc 0 at the ULPDU Length (or at
 // the marker just before it) and ends with the pad, which [AppendTrailer] and [CheckTrailer]
 // add themselves.
-func CRC(crc uint32, p []byte) uint32 { return crc32.Update(crc, castagnoli, p) }
+func CRC(crc uint32, p []byte) uint32 { return crc32c.Update(crc, p) }
 
 // AppendTrailer appends the pad and CRC of an FPDU whose length field and ULPDU of n octets
 // have the given crc.

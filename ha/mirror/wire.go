@@ -4,12 +4,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"slices"
 
 	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
+	"oneshot/internal/crc32c"
 )
 
 // A frame is a prefix, a head and data. Numbers are big-endian.
@@ -41,9 +41,7 @@ const (
 	frameInvitation // follows the greeting of who accepts, if both have a fabric
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func sumOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+func sumOf(b []byte) uint32 { return crc32c.Update(0, b) }
 
 // coder writes values, or reads them: each format is said once, for both.
 type coder struct {
@@ -363,7 +361,7 @@ func appendFrame(b []byte, c *coder, kind frameKind, n int, f func(c *coder)) []
 
 // sumOfFrame is the checksum of a prefix and its head.
 func sumOfFrame(p []byte) uint32 {
-	return crc32.Update(sumOf(p[:8]), castagnoli, p[12:])
+	return crc32c.Update(sumOf(p[:8]), p[12:])
 }
 
 // message returns the kind of a message's frame, and what writes its head.

@@ -17,7 +17,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type Digest uint32
 
 // Update returns the digest of what d covers, followed by p.
-func (d Digest) Update(p []byte) Digest { return Digest(crc32.Update(uint32(d), castagnoli, p)) }
+func (d Digest) Update(p []byte) Digest { return Digest(Update(uint32(d), p)) }
 
 // AppendTo appends the four bytes of the digest as they go over the wire: least significant byte first.
 func (d Digest) AppendTo(b []byte) []byte { return binary.LittleEndian.AppendUint32(b, uint32(d)) }
