@@ -132,3 +132,56 @@ func TestHandsOverAhead(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// TestDurableHoldsNobodyUp: a record that is to be durable and that nobody else gets, one with FUA or one that goes through, keeps this disk from no sync that
+// is needed to go on alone.
+func TestDurableHoldsNobodyUp(t *testing.T) {
+	through := int64(4096 * blockLen)
+	for _, off := range []int64{blockLen, through} {
+		s := reigns(t, 2)
+		first := s.log.last() + 1
+		all := s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+		all = append(all, s.ack(1, first, first, 0)...)
+		for i := 0; i < len(all); i++ {
+			if a, ok := all[i].(*Apply); ok {
+				all = append(all, s.do(Done{ID: a.ID})...)
+			}
+		}
+		s.flushed = first // as of a primary before, which has handed over
+		s.do(Zero{ID: 2, Off: 2 * blockLen, Len: blockLen})
+		all = s.do(Zero{ID: 3, Off: off, Len: blockLen, Durable: off != through})
+		if off != through {
+			none(s, each[Sync](all), "nobody asks for what is before it")
+		}
+		s.do(Down{Peer: 1})
+		s.alive = 0
+		all = s.synced(append(append(all, s.hello(1, false)...), s.do(Tick{})...)) // it has lost its memory
+		if v := only(s, proposals(append(all, s.do(Tick{})...))); v.InSync != NodesOf(0) {
+			t.Errorf("%+v", v)
+		}
+	}
+}
+
+// TestCandidateSyncs: a candidate makes durable what somebody else has so, though it was told of more that its disk does not get before it is the primary.
+func TestCandidateSyncs(t *testing.T) {
+	s := stands(t, 2, &Memory{View: firstView(2), Log: []Record{
+		{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen}, {Term: 1, Seq: 2, Kind: KindZero, Off: blockLen, Len: blockLen},
+	}}, Saved{})
+	s.syncTo = 2
+	all := s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true, Last: 2, Applied: 1, Durable: 1})
+	for range 5 {
+		all = append(all, s.do(Tick{})...)
+	}
+	done := map[uint64]bool{}
+	for i := 0; i < len(all); i++ {
+		a, ok := all[i].(*Apply)
+		if ok && !done[a.ID] {
+			done[a.ID] = true
+			all = append(all, s.do(Done{ID: a.ID})...)
+		}
+	}
+	all = append(all, s.do(Tick{})...)
+	if len(each[Sync](all)) == 0 {
+		t.Errorf("nothing becomes durable: %v", s.Core)
+	}
+}

@@ -225,14 +225,26 @@ func (c *Core) sync() {
 	if c.syncing || c.refused && c.now < c.again || c.syncTo <= c.synced {
 		return
 	}
-	if c.goal <= c.synced || c.goal > c.log.last() {
-		c.goal = min(c.syncTo, c.log.last()) // the end of the log may have been lost since it was asked for
+	if reach := c.reach(); c.goal <= c.synced || c.goal > reach {
+		c.goal = min(c.syncTo, reach)
 	}
 	if c.goal <= c.synced || c.goal > c.disk.applied {
 		return
 	}
 	c.syncing = true
 	c.out = append(c.out, Sync{ID: c.begin(work{kind: workSync, seq: c.disk.applied})})
+}
+
+// reach returns the newest record that the disk gets if nothing else happens. What was asked for may be beyond it: a primary that alone has a record gets no
+// further before S is smaller, and that may wait for a sync; a candidate writes no more than somebody has durable, and the end of a log may have been lost.
+func (c *Core) reach() uint64 {
+	switch c.role {
+	case Primary:
+		return max(c.commit, c.disk.applied)
+	case Candidate:
+		return max(min(c.flushed, c.log.last()), c.disk.applied)
+	}
+	return c.log.last()
 }
 
 // regionsSet says whether the regions of a record are set durably, and asks for it.

@@ -20,7 +20,8 @@ type host struct {
 	reads   []*op     // wait for records that they overlap
 	proving []*op     // have their result, and wait until it is known to be true
 	flushes []*op
-	growing []*op // wait until all of S have grown
+	growing []*op  // wait until all of S have grown
+	eager   uint64 // the newest record that a Flush follows
 	locks   []span
 	jobs    []*job
 	nextJob uint64
@@ -299,8 +300,8 @@ func (c *Core) record(o *op) {
 		r.Kind = KindZero
 	}
 	o.seq = r.Seq
-	if o.durable { // others hear of it with the record
-		c.syncTo = max(c.syncTo, o.seq)
+	if o.durable { // others hear of it with the record; this disk gets the record when that is committed
+		c.eager = o.seq
 	}
 	c.append(r)
 	c.writes = append(c.writes, o)
@@ -393,6 +394,9 @@ func (c *Core) committed() {
 		}
 		if o.seq > c.commit || through && o.seq > c.firm {
 			return false
+		}
+		if o.durable {
+			c.syncTo = max(c.syncTo, o.seq)
 		}
 		c.answerWith(Answer{ID: o.id, Seq: o.seq})
 		c.reuse(o)

@@ -237,8 +237,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestFlushedBefore", mutants.Mutant{
 		Name: "forgets a flush that the primary before has answered", File: "primary.go",
-		Old: "c.flushed = max(c.flushed, c.syncTo, c.durable)",
-		New: "c.flushed = max(c.flushed, c.syncTo, map[bool]uint64{false: c.durable}[ON])",
+		Old: "c.flushed = max(c.flushed, min(c.syncTo, c.log.last()), c.durable)",
+		New: "c.flushed = max(c.flushed, min(c.syncTo, c.log.last()), map[bool]uint64{false: c.durable}[ON])",
 	}},
 	{"TestHungLease", mutants.Mutant{
 		Name: "gives a lease while its hung disk keeps it from taking records", File: "follower.go",

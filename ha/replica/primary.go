@@ -26,7 +26,7 @@ func (c *Core) promote() {
 	if c.view.Planned && c.isExcused() { // the disk of the others is bad, and they have that time to say so
 		c.handAgain = c.now + handAgainAfter
 	}
-	c.flushed = max(c.flushed, c.syncTo, c.durable) // a primary that has handed over may have answered for any of it
+	c.flushed = max(c.flushed, min(c.syncTo, c.log.last()), c.durable) // a primary that has handed over may have answered for any of it
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		p := &c.peer[id]
 		*p = peer{up: p.up, hello: p.hello, heard: c.now, proven: -c.cfg.Lease}
@@ -358,7 +358,7 @@ func (c *Core) post() {
 		if p.stream == 0 {
 			continue
 		}
-		b := Bell{View: c.view, First: p.sent + 1, Trim: c.trim, Freed: c.freed, Sync: c.syncTo, Synced: p.stream&tellsSynced != 0}
+		b := Bell{View: c.view, First: p.sent + 1, Trim: c.trim, Freed: c.freed, Sync: max(c.syncTo, c.eager), Synced: p.stream&tellsSynced != 0}
 		if p.outside && p.todo.Empty() && p.copying == 0 {
 			b.Sync = max(b.Sync, p.copied)
 		}
