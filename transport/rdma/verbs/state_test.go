@@ -868,7 +868,8 @@ func TestPolling(t *testing.T) {
 			}
 			for n := 0; n < 3 || on && d.Counters().PollingInVain == 0; n++ { // until a completion has come soon after a sleep
 				ask()
-				for sleeps := d.Counters().Sleeps; d.Counters().Sleeps == sleeps && client.cq.Arm(); {
+				// It may sleep already, and does so until it is asked again.
+				for sleeps, wait := d.Counters().Sleeps, 0; d.Counters().Sleeps == sleeps && client.cq.Arm() && wait < 100; wait++ {
 					time.Sleep(time.Millisecond)
 				}
 			}
