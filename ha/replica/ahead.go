@@ -62,7 +62,7 @@ func (c *Core) securedByAll() uint64 {
 // mayMarkWait says whether nobody needs the mark at once.
 func (c *Core) mayMarkWait() bool {
 	v := &c.view
-	if c.now-c.markedAt >= markEvery || !v.InSync.Has(c.cfg.Self) || c.quorum(v) < v.InSync.Len() || 2*len(c.entries) > c.cfg.Ring || len(c.growing) > 0 {
+	if c.now-c.markedAt >= markEvery || !v.InSync.Has(c.cfg.Self) || c.quorum(v) < v.InSync.Len() || 2*len(c.entries) > c.cfg.Ring || len(c.growing) > 0 || c.onDisk() < c.synced {
 		return false
 	}
 	switch c.role {

@@ -9,15 +9,7 @@ func (s *solo) flushes() (seq uint64, all []Action) {
 	all = append(all, s.do(Zero{ID: 1, Off: 0, Len: blockLen})...)
 	all = append(all, s.tell(1, Ack{Stream: streamOf(1), Received: seq})...)
 	all = append(all, s.do(Flush{ID: 7})...)
-	for i := 0; i < len(all); i++ {
-		switch a := all[i].(type) {
-		case *Apply:
-			all = append(all, s.do(Done{ID: a.ID})...)
-		case Sync:
-			all = append(all, s.do(Done{ID: a.ID})...)
-		}
-	}
-	return seq, all
+	return seq, s.keeps(all)
 }
 
 // flushed says whether the Flush has been answered in what was done, or is when the members have answered a beat.
@@ -105,19 +97,18 @@ func TestMarkWaits(t *testing.T) {
 	}
 }
 
-// TestMissingIsNotAhead: what a copy goes without it has with its mark only, or a power cut would leave what is older.
+// TestMissingIsNotAhead: what a copy goes without it has with its mark only, or a power cut would leave what is older. So that mark does not wait.
 func TestMissingIsNotAhead(t *testing.T) {
 	s, h := follows(t, 2, NodesOf(0, 1))
 	all := s.take(h.Stream, Bell{Sync: 1, Synced: true}, Record{Term: 1, Seq: 1, Kind: KindLost, Off: 0, Len: blockLen})
-	s.wait(markEvery)
 	s.saving = true // the metadata take their time
-	for i := 0; i < len(all); i++ {
-		if y, ok := all[i].(Sync); ok {
-			all = append(all, s.do(Done{ID: y.ID})...)
-		}
-	}
+	s.keeps(all)
 	if s.Core.synced != 1 || s.onDisk() != 0 {
 		t.Errorf("the disk is at %d, and the copy says %d", s.Core.synced, s.onDisk())
+	}
+	s.saving = false
+	if save := only(s, each[Save](s.do(Tick{}))); save.Mark != 1 || s.now-s.markedAt >= markEvery {
+		t.Errorf("%+v", save)
 	}
 }
 
@@ -142,11 +133,7 @@ func TestDurableHoldsNobodyUp(t *testing.T) {
 		first := s.log.last() + 1
 		all := s.do(Zero{ID: 1, Off: 0, Len: blockLen})
 		all = append(all, s.ack(1, first, first, 0)...)
-		for i := 0; i < len(all); i++ {
-			if a, ok := all[i].(*Apply); ok {
-				all = append(all, s.do(Done{ID: a.ID})...)
-			}
-		}
+		all = s.applies(all)
 		s.flushed = first // as of a primary before, which has handed over
 		s.do(Zero{ID: 2, Off: 2 * blockLen, Len: blockLen})
 		all = s.do(Zero{ID: 3, Off: off, Len: blockLen, Durable: off != through})
@@ -172,15 +159,7 @@ func TestCandidateSyncs(t *testing.T) {
 	for range 5 {
 		all = append(all, s.do(Tick{})...)
 	}
-	done := map[uint64]bool{}
-	for i := 0; i < len(all); i++ {
-		a, ok := all[i].(*Apply)
-		if ok && !done[a.ID] {
-			done[a.ID] = true
-			all = append(all, s.do(Done{ID: a.ID})...)
-		}
-	}
-	all = append(all, s.do(Tick{})...)
+	all = append(s.applies(all), s.do(Tick{})...)
 	if len(each[Sync](all)) == 0 {
 		t.Errorf("nothing becomes durable: %v", s.Core)
 	}

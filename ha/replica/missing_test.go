@@ -260,17 +260,9 @@ func takes(t *testing.T, recs ...Record) (s *solo, last *Save) {
 	if h.Stream&knowsLost == 0 {
 		t.Errorf("stream %#x does not say that it takes KindLost", h.Stream)
 	}
-	all := s.take(h.Stream, Bell{Start: &Start{}, Sync: recs[len(recs)-1].Seq}, recs...)
-	for i := 0; i < len(all); i++ {
-		switch a := all[i].(type) {
-		case *Apply:
-			all = append(all, s.do(Done{ID: a.ID})...)
-		case Sync:
-			all = append(all, s.do(Done{ID: a.ID})...)
-		case Save:
-			if a.Missing != nil {
-				last = &a
-			}
+	for _, save := range each[Save](s.keeps(s.take(h.Stream, Bell{Start: &Start{}, Sync: recs[len(recs)-1].Seq}, recs...))) {
+		if save.Missing != nil {
+			last = &save
 		}
 	}
 	if s.durable != recs[len(recs)-1].Seq {

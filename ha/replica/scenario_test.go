@@ -1651,6 +1651,28 @@ func (s *solo) synced(actions []Action) []Action {
 	return all
 }
 
+// applies lets the disk write all records, and returns what was done and what follows. keeps has it make them durable, too.
+func (s *solo) applies(all []Action) []Action {
+	for i := 0; i < len(all); i++ {
+		if a, ok := all[i].(*Apply); ok {
+			all = append(all, s.do(Done{ID: a.ID})...)
+		}
+	}
+	return all
+}
+
+func (s *solo) keeps(all []Action) []Action {
+	for i := 0; i < len(all); i++ {
+		switch a := all[i].(type) {
+		case *Apply:
+			all = append(all, s.do(Done{ID: a.ID})...)
+		case Sync:
+			all = append(all, s.do(Done{ID: a.ID})...)
+		}
+	}
+	return all
+}
+
 // TestDurableGoesWithTheRecord: of what is to be durable soon the other copy hears with the record itself. Its flush tells it nothing more.
 func TestDurableGoesWithTheRecord(t *testing.T) {
 	for _, durable := range []bool{false, true} {
@@ -1674,12 +1696,7 @@ func TestSyncsWhatThereIs(t *testing.T) {
 	seq := s.log.last() + 1
 	all := s.do(Zero{ID: 1, Off: 0, Len: blockLen})
 	all = append(all, s.ack(1, seq, seq, 0)...)
-	for i := 0; i < len(all); i++ {
-		if a, ok := all[i].(*Apply); ok {
-			all = append(all, s.do(Done{ID: a.ID})...)
-		}
-	}
-	all = append(all, s.do(Flush{ID: 2})...)
+	all = append(s.applies(all), s.do(Flush{ID: 2})...)
 	if syncs := each[Sync](all); len(syncs) == 0 {
 		t.Error("nothing becomes durable before the log is as long as it was")
 	}
