@@ -173,12 +173,13 @@ func alloc(t testT, dev rdma.Device, n int) []byte {
 	return b
 }
 
-// close takes the end down; nothing of it may be in use afterwards.
+// close takes the end down; nothing of it may be in use afterwards. An event of recvs may still run, and polls both queues until Close of recvs is over.
 func (e *end) close() {
 	e.t.Helper()
 	check(e.t, e.qp.Close())
-	for _, q := range []*queue{e.sends, e.recvs} {
-		for q.cq.Poll(q.one[:]) > 0 {
+	var one [1]rdma.Completion
+	for _, q := range []*queue{e.recvs, e.sends} {
+		for q.cq.Poll(one[:]) > 0 {
 		}
 		check(e.t, q.cq.Close())
 	}
