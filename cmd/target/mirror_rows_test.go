@@ -299,25 +299,29 @@ func TestMirrorNoDescriptors(t *testing.T) {
 }
 
 // TestMirrorDiskFails: the kernel refuses what a daemon writes into the second half of its disk. A copy is left out, a primary hands
-// over; when the disk takes writes again both are level.
+// over, if need be to a node that is drained; when the disk takes writes again both are level.
 func TestMirrorDiskFails(t *testing.T) {
 	s := newMirror(t)
 	l := s.beginLoad()
-	for _, isPrimary := range []bool{false, true} {
-		primary := s.level("w")
-		victim, serves := other(primary), primary
-		if isPrimary {
-			victim, serves = primary, other(primary)
-		}
+	fails := func(victim string) {
+		serves := other(victim)
 		s.allow(victim, unix.RLIMIT_FSIZE, mirrorSize/2)
 		s.untilCluster(serves, "the bad disk is left out", func(c *mgmt.Cluster) bool {
 			m := &c.Mirrors[0]
-			return m.Role == "primary" && strings.Contains(copiesText(m), serves+" in sync") && !strings.Contains(copiesText(m), victim+" in sync")
+			return m.Role == mgmt.RolePrimary && strings.Contains(copiesText(m), serves+" in sync") && !strings.Contains(copiesText(m), victim+" in sync")
 		})
 		l.more(50)
 		s.allow(victim, unix.RLIMIT_FSIZE, 1<<64-1)
-		s.level("w")
 	}
+	fails(other(s.level("w")))
+	primary := s.level("w")
+	fails(primary)
+	primary = s.level("w")
+	s.must(s.asked("w", "ha", "drain", other(primary))...)
+	fails(primary)
+	s.untilCluster("w", "the drained node hands back", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Primary == primary })
+	s.level("w")
+	s.must(s.asked("w", "ha", "undrain", other(primary))...)
 	s.endLoad(l)
 }
 
