@@ -2,6 +2,7 @@ package vm
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,7 +16,7 @@ const siwDir = "drivers/infiniband/sw/siw"
 // modules are in moduleDir, and puts it there. dir keeps the downloads.
 func buildSiw(dir, moduleDir string) error {
 	ko := filepath.Join(moduleDir, "extra/siw.ko")
-	if b, err := os.ReadFile(ko); err == nil && hasParameters(b) {
+	if b, err := os.ReadFile(ko); err == nil && isChanged(b) {
 		return nil
 	}
 	version := filepath.Base(moduleDir) // 6.1.0-56-amd64
@@ -52,7 +53,7 @@ func buildSiw(dir, moduleDir string) error {
 		return err
 	}
 	source := filepath.Join(tmp, siwDir)
-	if err := addParameters(source); err != nil {
+	if err := changeSiw(source); err != nil {
 		return err
 	}
 	if _, err := run(tmp, "make", "-C", build, "M="+source, "CONFIG_RDMA_SIW=m", "modules"); err != nil {
@@ -71,38 +72,44 @@ func buildSiw(dir, moduleDir string) error {
 // in /sys/module/siw/parameters.
 var siwParameters = []string{"mpa_crc_required", "mpa_crc_strict", "peer_to_peer"}
 
-// addParameters makes module parameters of siwParameters.
-func addParameters(source string) error {
-	for _, file := range []string{"siw.h", "siw_main.c"} {
+// siwTrailer is where siw (6.1) copies a piece of an FPDU's trailer, and siwTrailerEnd is what takes its place. siw puts a second piece
+// where the first one is, finds the CRC wrong, and ends the connection; a command that Linux is just about to send fails then. QEMU's user
+// network cuts segments anywhere, so this came every few thousand FPDUs.
+const (
+	siwTrailer    = "skb_copy_bits(skb, srx->skb_offset, tbuf, avail);"
+	siwTrailerEnd = "skb_copy_bits(skb, srx->skb_offset, (u8 *)(&srx->trailer.crc + 1) - srx->fpdu_part_rem, avail);"
+	siwMark       = "trailer_in_pieces"
+)
+
+// changeSiw makes module parameters of siwParameters, has trailers come in pieces, and has the module say so.
+func changeSiw(source string) error {
+	change := func(file, more string, pairs ...string) error {
 		path := filepath.Join(source, file)
 		b, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		text := string(b)
-		for _, p := range siwParameters {
-			constant := "const bool " + p + ";"
-			if !strings.Contains(text, constant) {
-				return fmt.Errorf("%s does not say %q", path, constant)
-			}
-			text = strings.ReplaceAll(text, constant, "bool "+p+";")
-			if file == "siw_main.c" {
-				text += "module_param(" + p + ", bool, 0644);\n"
+		for i := 0; i < len(pairs); i += 2 {
+			if !bytes.Contains(b, []byte(pairs[i])) {
+				return fmt.Errorf("%s does not say %q", path, pairs[i])
 			}
 		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			return err
-		}
+		return os.WriteFile(path, []byte(strings.NewReplacer(pairs...).Replace(string(b))+more), 0o644)
 	}
-	return nil
+	more, constants := "MODULE_INFO(oneshot, \""+siwMark+"\");\n", []string(nil)
+	for _, p := range siwParameters {
+		constants = append(constants, "const bool "+p+";", "bool "+p+";")
+		more += "module_param(" + p + ", bool, 0644);\n"
+	}
+	return errors.Join(change("siw.h", "", constants...), change("siw_main.c", more, constants...), change("siw_qp_rx.c", "", siwTrailer, siwTrailerEnd))
 }
 
-// hasParameters reports whether a module was built with siwParameters.
-func hasParameters(ko []byte) bool {
+// isChanged reports whether a module was built with changeSiw.
+func isChanged(ko []byte) bool {
 	for _, p := range siwParameters {
 		if !bytes.Contains(ko, []byte("parmtype="+p+":bool")) {
 			return false
 		}
 	}
-	return true
+	return bytes.Contains(ko, []byte("oneshot="+siwMark))
 }

@@ -152,9 +152,7 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	i.logout()
 }
 
-// TestISERCapture: tshark finds nothing wrong with the traffic between Linux and the target. About one session
-// in fifty is ended by siw, which finds a CRC wrong that it gets in two segments (docs/rdma.md): then tshark must
-// say that all CRCs are right, and the next session is judged.
+// TestISERCapture: tshark finds nothing wrong with the traffic between Linux and the target.
 func TestISERCapture(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {d: {type: memory, size: 64MiB}}
@@ -162,28 +160,14 @@ targets: [{iqn: "`+iqn+`", luns: {0: d}}]
 portals: [{transport: iwarp, listen: $PORTAL}]
 `)
 	i := prepareISER(t, tg)
-	for range 5 {
-		before := wrongCRCs(t)
-		capture := wire.StartCapture(t, tg.Portal())
-		i.discoverISER()
-		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
-		i.record(nil)
-		disk := i.login(1)[0]
-		for _, size := range []string{"512", "8192", "262144"} {
-			guest.run(t, "@direct", "/dev/"+disk, size, "4", "2")
-		}
-		i.logout()
-		if wrongCRCs(t) == before {
-			capture.JudgeISER(t)
-			return
-		}
-		capture.JudgeFrames(t)
+	capture := wire.StartCapture(t, tg.Portal())
+	i.discoverISER()
+	guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+	i.record(nil)
+	disk := i.login(1)[0]
+	for _, size := range []string{"512", "8192", "262144"} {
+		guest.run(t, "@direct", "/dev/"+disk, size, "4", "2")
 	}
-	t.Error("siw finds a CRC wrong in each of five sessions")
-}
-
-// wrongCRCs returns how many CRCs siw has found wrong since the guest's start.
-func wrongCRCs(t *testing.T) int {
-	t.Helper()
-	return strings.Count(guest.run(t, "dmesg"), "siw: crc error")
+	i.logout()
+	capture.JudgeISER(t)
 }

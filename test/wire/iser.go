@@ -36,7 +36,16 @@ func StartCapture(t *testing.T, addr string) *Capture {
 // and the iSCSI PDUs behind these, which it is given as if they had gone over TCP.
 func (c *Capture) JudgeISER(t *testing.T) {
 	t.Helper()
-	packets, pcapng := c.judgeFrames(t)
+	pcapng, err := c.c.stop(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	packets, err := decodeIWARP(t.Context(), pcapng)
+	if err != nil {
+		keep(t, pcapng)
+		t.Fatal(err)
+	}
+	complain(t, packets)
 	defer keepFailed(t, pcapng)
 	frames := fpdus(packets, c.port)
 	messages := checkISERFrames(t, frames)
@@ -71,29 +80,6 @@ func (c *Capture) JudgeISER(t *testing.T) {
 		t.Errorf("%d PDUs in %d messages", len(all), len(sends))
 	}
 	checkNumbers(t, all)
-}
-
-// JudgeFrames ends the capture, which is of connections that speak iWARP, and fails the test for each frame that
-// tshark finds malformed or with a wrong CRC.
-func (c *Capture) JudgeFrames(t *testing.T) {
-	t.Helper()
-	_, pcapng := c.judgeFrames(t)
-	keepFailed(t, pcapng)
-}
-
-func (c *Capture) judgeFrames(t *testing.T) (_ []packet, pcapng []byte) {
-	t.Helper()
-	pcapng, err := c.c.stop(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	packets, err := decodeIWARP(t.Context(), pcapng)
-	if err != nil {
-		keep(t, pcapng)
-		t.Fatal(err)
-	}
-	complain(t, packets)
-	return packets, pcapng
 }
 
 // keepFailed keeps the capture of a test that has failed.
