@@ -14,6 +14,118 @@ import (
 	"oneshot/mgmt"
 )
 
+// pages is a host that writes and reads pages of 4 KiB, each filled with one value.
+type pages struct{ *host }
+
+func onPages(op byte, page, n uint32) []byte {
+	cdb := make([]byte, 10)
+	cdb[0] = op
+	binary.BigEndian.PutUint32(cdb[2:], page*8)
+	binary.BigEndian.PutUint16(cdb[7:], uint16(n*8))
+	return cdb
+}
+
+// write writes pages at one of the nodes, and flushes.
+func (h pages) write(value byte, page, n uint32, nodes ...string) {
+	h.t.Helper()
+	for _, cdb := range [][]byte{onPages(0x2a, page, n), {0x35, 9: 0}} {
+		c := initiator.Command{CDB: cdb}
+		if cdb[0] == 0x2a {
+			c.Out = bytes.Repeat([]byte{value}, int(n)*4096)
+		}
+		if c := h.doAt(nodes, c); c.Status != initiator.StatusGood {
+			h.t.Fatalf("% x at %v: status %#x, sense % x", cdb, nodes, c.Status, c.Sense)
+		}
+	}
+}
+
+// reads reads pages at one of the nodes.
+func (h pages) reads(value byte, page, n uint32, nodes ...string) {
+	h.t.Helper()
+	b := make([]byte, n*4096)
+	if c := h.doAt(nodes, initiator.Command{CDB: onPages(0x28, page, n), In: b}); c.Status != initiator.StatusGood || !bytes.Equal(b, bytes.Repeat([]byte{value}, len(b))) {
+		h.t.Errorf("page %d at %v: status %#x, sense % x, %#x", page, nodes, c.Status, c.Sense, b[0])
+	}
+}
+
+// fails reads a page that nobody can read.
+func (h pages) fails(page uint32, nodes ...string) {
+	h.t.Helper()
+	c := h.doAt(nodes, initiator.Command{CDB: onPages(0x28, page, 1), In: make([]byte, 4096)})
+	if c.Status != initiator.StatusCheckCondition || len(c.Sense) < 14 || c.Sense[2]&0xf != 3 || c.Sense[12] != 0x11 {
+		h.t.Errorf("a read of what nobody can read, at %v: status %#x, sense % x", nodes, c.Status, c.Sense)
+	}
+}
+
+// TestMirrorBadPage: a page of the primary's disk cannot be read. A host gets the bytes of the other copy, also when the node of that was
+// restarted, and the page is written anew. If the disk does not keep that, they come from there each time; if it does not take it, the
+// other node serves, alone. Nothing that was acknowledged is lost.
+func TestMirrorBadPage(t *testing.T) {
+	if !isApartBeside(t) {
+		return
+	}
+	s, media := newMedia(t, diskText)
+	s.startAll()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	primary := s.level("a")
+	back, disk := other(primary), media[primary]
+	const page, first, n = 260, 256, 16
+	h := pages{newHost(ctx, s, "one")}
+	isRepaired := func() {
+		t.Helper()
+		h.reads(1, first, n, primary)
+		for disk.Spoiled() != 0 {
+			if ctx.Err() != nil {
+				t.Fatal("the page is not written anew")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		h.reads(1, first, n, primary)
+	}
+	h.write(1, first, n, primary)
+
+	disk.Spoil(page)
+	isRepaired()
+
+	s.untilCluster(primary, "all is durable, and both know", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Records == 0 })
+	disk.Spoil(page)
+	s.kill(back)
+	s.untilCluster(primary, "it is alone", func(c *mgmt.Cluster) bool { return strings.Contains(copiesText(&c.Mirrors[0]), back+" away") })
+	h.fails(page, primary)
+	s.start(back)
+	s.level("w")
+	s.servedBy(primary)
+	isRepaired()
+
+	disk.Ruin(page, false)
+	for range 3 {
+		h.reads(1, first, n, primary)
+	}
+	h.write(2, page, 1, primary)
+	h.reads(2, page, 1, primary)
+	if now := s.level("w"); now != primary {
+		t.Errorf("%s serves, though the disk of %s takes what is written", now, primary)
+	}
+
+	disk.Ruin(page, true)
+	h.reads(2, page, 1, primary, back)
+	s.untilCluster(back, "it serves alone", func(c *mgmt.Cluster) bool {
+		m := &c.Mirrors[0]
+		return m.Role == mgmt.RolePrimary && !strings.Contains(copiesText(m), primary+" in sync")
+	})
+	h.reads(2, page, 1, back)
+	h.write(3, page, 1, back)
+	h.reads(1, first, page-first, back)
+
+	disk.Heal()
+	s.level("w")
+	s.servedBy(primary)
+	s.kill(back)
+	h.reads(3, page, 1, primary)
+	h.reads(1, first, page-first, primary)
+}
+
 // TestMirrorUnreadable: the only copy in sync cannot read a page of its disk while the other one is brought level. That gets in sync, status
 // names what it goes without, a host gets an error of the medium there and nothing older, also when the other node is lost, and a write
 // heals it.
@@ -27,50 +139,17 @@ func TestMirrorUnreadable(t *testing.T) {
 	defer cancel()
 	primary := s.level("a")
 	back := other(primary)
-	h := newHost(ctx, s, "one")
-	const page, first, n = 260, 256, 16 // pages of 4 KiB
-	command := func(op byte, page, pages uint32) []byte {
-		cdb := make([]byte, 10)
-		cdb[0] = op
-		binary.BigEndian.PutUint32(cdb[2:], page*8)
-		binary.BigEndian.PutUint16(cdb[7:], uint16(pages*8))
-		return cdb
-	}
-	write := func(node string, at, pages uint32, value byte) {
-		t.Helper()
-		for _, cdb := range [][]byte{command(0x2a, at, pages), {0x35, 9: 0}} {
-			c := initiator.Command{CDB: cdb}
-			if cdb[0] == 0x2a {
-				c.Out = bytes.Repeat([]byte{value}, int(pages)*4096)
-			}
-			if c := h.do(node, c); c.Status != initiator.StatusGood {
-				t.Fatalf("% x at %s: status %#x, sense % x", cdb, node, c.Status, c.Sense)
-			}
-		}
-	}
-	reads := func(node string, at, pages uint32, value byte) {
-		t.Helper()
-		b := make([]byte, pages*4096)
-		if c := h.do(node, initiator.Command{CDB: command(0x28, at, pages), In: b}); c.Status != initiator.StatusGood || !bytes.Equal(b, bytes.Repeat([]byte{value}, len(b))) {
-			t.Errorf("page %d at %s: status %#x, sense % x, %#x", at, node, c.Status, c.Sense, b[0])
-		}
-	}
-	fails := func(node string) {
-		t.Helper()
-		c := h.do(node, initiator.Command{CDB: command(0x28, page, 1), In: make([]byte, 4096)})
-		if c.Status != initiator.StatusCheckCondition || len(c.Sense) < 14 || c.Sense[2]&0xf != 3 || c.Sense[12] != 0x11 {
-			t.Errorf("a read of what nobody can read, at %s: status %#x, sense % x", node, c.Status, c.Sense)
-		}
-	}
+	const page, first, n = 260, 256, 16
+	h := pages{newHost(ctx, s, "one")}
 	around := func(node string) {
 		t.Helper()
-		reads(node, first, page-first, 2)
-		reads(node, page+1, first+n-page-1, 2)
+		h.reads(2, first, page-first, node)
+		h.reads(2, page+1, first+n-page-1, node)
 	}
 
-	write(primary, first, n, 1)
+	h.write(1, first, n, primary)
 	s.kill(back)
-	write(primary, first, n, 2)
+	h.write(2, first, n, primary)
 	media[primary].Spoil(page)
 	s.start(back)
 	s.level("w")
@@ -78,24 +157,24 @@ func TestMirrorUnreadable(t *testing.T) {
 	s.untilCluster(back, "status names it", func(c *mgmt.Cluster) bool {
 		return strings.Contains(copiesText(&c.Mirrors[0]), back+" in sync (without 4.0 KiB that no copy could read)")
 	})
-	fails(primary)
+	h.fails(page, primary)
 	around(primary)
 
 	s.kill(primary)
 	s.untilCluster(back, "the other one serves", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role == mgmt.RolePrimary })
-	fails(back)
+	h.fails(page, back)
 	around(back)
 	s.kill(back)
 	s.start(back) // its node is all of S, and remembers
 	s.untilCluster(back, "it serves again", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role == mgmt.RolePrimary })
-	fails(back)
+	h.fails(page, back)
 	around(back)
-	write(back, page, 1, 3)
-	reads(back, page, 1, 3)
+	h.write(3, page, 1, back)
+	h.reads(3, page, 1, back)
 	s.start(primary)
 	s.level("w")
 	s.servedBy(primary)
-	reads(primary, page, 1, 3)
+	h.reads(3, page, 1, primary)
 	around(primary)
 	s.untilCluster(back, "nothing is missing", func(c *mgmt.Cluster) bool { return !strings.Contains(copiesText(&c.Mirrors[0]), "without") })
 }

@@ -40,6 +40,7 @@ type Medium struct {
 	syncs   int              // guarded by mu
 	refuses int              // guarded by mu; one write of this many fails and changes nothing; 0: none
 	spoiled map[int]struct{} // guarded by mu; pages that cannot be read until they are written
+	ruined  map[int]bool     // guarded by mu; pages that cannot be read; true: nor written
 	slow    *slowness        // guarded by mu; nil: a disk that is as fast as it can
 	lost    func()           // guarded by mu
 }
@@ -77,7 +78,7 @@ func NewWith(tb testing.TB, dir string, size int, seed uint64, o Options) *Mediu
 	tb.Helper()
 	m := &Medium{
 		request: o.Request, cached: o.Cached, lost: o.Lost, dir: dir, rng: rand.New(rand.NewPCG(seed, 3)),
-		bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{}, spoiled: map[int]struct{}{},
+		bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{}, spoiled: map[int]struct{}{}, ruined: map[int]bool{},
 	}
 	if m.request == 0 {
 		m.request = fuseMaxWrite
@@ -183,12 +184,13 @@ func (m *Medium) Slow(reads, writes time.Duration) {
 // Hang has no request end, until Heal. A process that has one under way cannot be killed.
 func (m *Medium) Hang() { m.Slow(math.MaxInt64, math.MaxInt64) }
 
-// Heal ends what Slow, Hang or Spoil has begun; requests that wait end at once.
+// Heal ends what Slow, Hang, Spoil or Ruin has begun; requests that wait end at once.
 func (m *Medium) Heal() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.heal()
 	clear(m.spoiled)
+	clear(m.ruined)
 }
 
 // heal needs mu.
@@ -206,7 +208,15 @@ func (m *Medium) Spoil(page int) {
 	m.spoiled[page] = struct{}{}
 }
 
-// Spoiled returns how many pages are unreadable.
+// Ruin has a page of 4096 bytes, counted from 0, be unreadable whatever is written there, until Heal; with writes, what is written there
+// is refused, and changes nothing.
+func (m *Medium) Ruin(page int, writes bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ruined[page] = writes
+}
+
+// Spoiled returns how many pages are unreadable until they are written.
 func (m *Medium) Spoiled() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -399,8 +409,9 @@ func (m *Medium) read(off, n int) ([]byte, unix.Errno) {
 	defer m.mu.Unlock()
 	off = min(off, len(m.bytes))
 	end := min(off+n, len(m.bytes))
-	for page := range m.spoiled {
-		if page*mediumPage < end && off < (page+1)*mediumPage {
+	for page := off / mediumPage; page*mediumPage < end; page++ {
+		_, isSpoiled := m.spoiled[page]
+		if _, isRuined := m.ruined[page]; isSpoiled || isRuined {
 			return nil, unix.EIO
 		}
 	}
@@ -425,6 +436,11 @@ func (m *Medium) write(off int, data []byte, durable bool) ([]byte, unix.Errno) 
 	}
 	if m.refuses != 0 && m.rng.IntN(m.refuses) == 0 {
 		return nil, unix.EIO
+	}
+	for page := off / mediumPage; page*mediumPage < off+len(data); page++ {
+		if m.ruined[page] {
+			return nil, unix.EIO
+		}
 	}
 	copy(m.touch(off, len(data)), data)
 	if durable {

@@ -70,6 +70,20 @@ func TestMedium(t *testing.T) {
 		t.Errorf("a page that was written anew has %d: %v", b, err)
 	}
 
+	m.Ruin(3, false)
+	write(3, 8)
+	if _, err := read(3); !errors.Is(err, unix.EIO) {
+		t.Errorf("a page that cannot be read, whatever is written: %v", err)
+	}
+	m.Ruin(3, true)
+	if _, err := unix.Pwrite(fd, make([]byte, mediumPage), 3*mediumPage); !errors.Is(err, unix.EIO) {
+		t.Errorf("a page that cannot be written: %v", err)
+	}
+	m.Heal()
+	if b, err := read(3); b != 8 || err != nil {
+		t.Errorf("a page that is good again has %d: %v", b, err)
+	}
+
 	if err := unix.Ftruncate(fd, 66*mediumPage); err != nil {
 		t.Fatal(err)
 	}
