@@ -3,7 +3,10 @@ package scsi
 import (
 	"bytes"
 	"errors"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"oneshot/backend"
 	"oneshot/volume"
@@ -43,10 +46,22 @@ func TestWriteAtomic(t *testing.T) {
 type fakeJournal struct {
 	off   int64
 	data  []byte
-	fail  error // of Begin
-	stuck error // of End
+	fail  error     // of Begin
+	stuck syncError // of End
 	begun int
 	used  bool // by this process: nothing is pending before it was left
+}
+
+// syncError is an error that a goroutine may look at while another one changes it.
+type syncError struct{ is atomic.Pointer[error] }
+
+func (e *syncError) set(err error) { e.is.Store(&err) }
+
+func (e *syncError) get() error {
+	if p := e.is.Load(); p != nil {
+		return *p
+	}
+	return nil
 }
 
 // kept is an error of Begin.
@@ -67,8 +82,8 @@ func (j *fakeJournal) Begin(off int64, data []byte) error {
 }
 
 func (j *fakeJournal) End() error {
-	if j.stuck != nil {
-		return j.stuck
+	if err := j.stuck.get(); err != nil {
+		return err
 	}
 	j.data = nil
 	return nil
@@ -223,133 +238,194 @@ func TestWriteAtomicFails(t *testing.T) {
 	}
 }
 
-// TestWriteAtomicHalf: where what was there cannot be restored nobody sees the half of it, until a
-// restart has completed the write.
+// TestWriteAtomicHalf: where what was there cannot be restored nobody sees the half of it, until the write is
+// complete: when the store takes writes again, or after a restart.
 func TestWriteAtomicHalf(t *testing.T) {
-	kept := &fakeJournal{}
-	b, cdb, data := halfBench(t, kept)
-	// These wait for the range while it is being written.
-	waiting := b.task(rw10(0x28, 15, 1), nil, 512)
-	restart := b.store.fail
-	b.store.fail = func(op *backend.Op) error {
-		if !waiting.r.Parked() && op.Kind == backend.Write {
-			if next := waiting.Start(); next != Wait {
-				t.Errorf("READ of blocks that are being written: %v", next)
+	synctest.Test(t, func(t *testing.T) {
+		kept := &fakeJournal{}
+		b, cdb, data := halfBench(t, kept)
+		// These wait for the range while it is being written.
+		waiting := b.task(rw10(0x28, 15, 1), nil, 512)
+		restart := b.store.fail
+		b.store.fail = func(op *backend.Op) error {
+			if !waiting.r.Parked() && op.Kind == backend.Write {
+				if next := waiting.Start(); next != Wait {
+					t.Errorf("READ of blocks that are being written: %v", next)
+				}
+			}
+			return restart(op)
+		}
+		if r := b.doAsync(cdb, data); r.code() != 0x72707 {
+			t.Errorf("a full disk: %05x", r.code())
+		}
+		b.store.fail = restart
+		if r := b.finish(waiting, waiting.Resume(), nil); r.code() != 0x31100 {
+			t.Errorf("a READ that waited: %05x", r.code())
+		}
+		for _, c := range []struct {
+			cdb  []byte
+			out  int
+			want int
+		}{
+			{rw10(0x28, 8, 8), 0, 0x31100},
+			{rw10(0x28, 15, 2), 0, 0x31100},
+			{rw10(0x2a, 12, 1), 512, 0x30c00},
+			{rw16(0x93, 0, 16), 512, 0x30c00},
+			{rw10(0x28, 0, 8), 0, 0},
+			{rw10(0x2a, 16, 1), 512, 0},
+		} {
+			if v := verdict(b.do(c.cdb, make([]byte, c.out), 4096)); v != c.want {
+				t.Errorf("% x: %05x, want %05x", c.cdb, v, c.want)
 			}
 		}
-		return restart(op)
-	}
-	if r := b.doAsync(cdb, data); r.code() != 0x72707 {
-		t.Errorf("a full disk: %05x", r.code())
-	}
-	b.store.fail = nil
-	if r := b.finish(waiting, waiting.Resume(), nil); r.code() != 0x31100 {
-		t.Errorf("a READ that waited: %05x", r.code())
-	}
-	for _, c := range []struct {
-		cdb  []byte
-		out  int
-		want int
-	}{
-		{rw10(0x28, 8, 8), 0, 0x31100},
-		{rw10(0x28, 15, 2), 0, 0x31100},
-		{rw10(0x2a, 12, 1), 512, 0x30c00},
-		{rw16(0x93, 0, 16), 512, 0x30c00},
-		{rw10(0x28, 0, 8), 0, 0},
-		{rw10(0x2a, 16, 1), 512, 0},
-	} {
-		if v := verdict(b.do(c.cdb, make([]byte, c.out), 4096)); v != c.want {
-			t.Errorf("% x: %05x, want %05x", c.cdb, v, c.want)
+		elsewhere := bytes.Clone(cdb)
+		elsewhere[9] = 32
+		if r := b.doAsync(elsewhere, data); r.code() != 0x44400 || !bytes.Equal(kept.data, data) {
+			t.Errorf("another atomic write: %05x", r.code())
 		}
-	}
-	elsewhere := bytes.Clone(cdb)
-	elsewhere[9] = 32
-	if r := b.doAsync(elsewhere, data); r.code() != 0x44400 || !bytes.Equal(kept.data, data) {
-		t.Errorf("another atomic write: %05x", r.code())
-	}
-	restarted := func(fail func(*backend.Op) error) *bench {
-		return newBench(t, false, func(c *benchConfig, s *fakeStore) {
-			c.Journal, c.Logger = kept.restart(), quiet
-			copy(s.data, b.store.data)
-			s.fail = fail
-		})
-	}
-	worse := restarted(medium(8*512, errTest))
-	worse.store.fail = nil
-	if r := worse.do(rw10(0x28, 8, 8), nil, 8*512); r.code() != 0x31100 || !bytes.Equal(kept.data, data) {
-		t.Errorf("after a restart that could not complete it: %05x, and the journal has %d bytes", r.code(), len(kept.data))
-	}
-	if got := restarted(nil).do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
-		t.Errorf("after a restart: %05x", got.code())
-	}
+		restarted := func(fail func(*backend.Op) error) *bench {
+			return newBench(t, false, func(c *benchConfig, s *fakeStore) {
+				c.Journal, c.Logger = kept.restart(), quiet
+				copy(s.data, b.store.data)
+				s.fail = fail
+			})
+		}
+		worse := restarted(medium(8*512, errTest))
+		worse.store.fail = nil
+		if r := worse.do(rw10(0x28, 8, 8), nil, 8*512); r.code() != 0x31100 || !bytes.Equal(kept.data, data) {
+			t.Errorf("after a restart that could not complete it: %05x, and the journal has %d bytes", r.code(), len(kept.data))
+		}
+		before := bytes.Clone(kept.data)
+		if got := restarted(nil).do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
+			t.Errorf("after a restart: %05x", got.code())
+		}
+
+		kept.data = before
+		b.store.fail = nil
+		if r := b.doAsync(elsewhere, data); r.status != Good || kept.data != nil {
+			t.Errorf("another atomic write when the store is well: %05x", r.code())
+		}
+		if got := b.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
+			t.Errorf("after that: %05x", got.code())
+		}
+	})
+}
+
+// TestWriteAtomicMended: a store that takes writes again gets the rest of an atomic write, though nobody asks for it, and one that
+// does not is asked again. A volume that is closed leaves that to the next one.
+func TestWriteAtomicMended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept := &fakeJournal{}
+		b, cdb, data := halfBench(t, kept)
+		var ill syncError
+		ill.set(errTest)
+		bad := b.store.fail
+		b.store.fail = func(op *backend.Op) error {
+			if ill.get() == nil {
+				return nil
+			}
+			return bad(op)
+		}
+		if r := b.doAsync(cdb, data); r.code() != 0x72707 {
+			t.Errorf("a full disk: %05x", r.code())
+		}
+		data = bytes.Clone(data)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if r := b.do(rw10(0x28, 8, 8), nil, 8*512); r.code() != 0x31100 {
+			t.Errorf("READ while the store takes nothing: %05x", r.code())
+		}
+		ill.set(nil)
+		kept.stuck.set(errTest)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
+			t.Errorf("WRITE while a restart would overwrite it: %05x", r.code())
+		}
+		kept.stuck.set(nil)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if r := b.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(r.in, data) || kept.data != nil {
+			t.Errorf("READ when all is well: %05x, and the journal has %d bytes", r.code(), len(kept.data))
+		}
+		if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
+			t.Errorf("WRITE when all is well: %05x", r.code())
+		}
+	})
 }
 
 // TestJournalNotForgotten: while a restart would do an atomic write again nothing else is written there.
 func TestJournalNotForgotten(t *testing.T) {
-	kept := &fakeJournal{}
-	b, cdb, _, data := tornBench(t, kept)
-	b.store.fail = nil
-	kept.stuck = errTest
-	if r := b.doAsync(cdb, data); r.code() != 0x44400 {
-		t.Errorf("a journal that forgets nothing: %05x", r.code())
-	}
-	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
-		t.Errorf("WRITE to blocks that a restart would overwrite: %05x", r.code())
-	}
-	kept.stuck = nil
-	elsewhere := bytes.Clone(cdb)
-	elsewhere[9] = 32
-	if r := b.doAsync(elsewhere, data); r.status != Good {
-		t.Errorf("when the journal works again: %05x", r.code())
-	}
-	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
-		t.Errorf("WRITE when the journal works again: %05x", r.code())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		kept := &fakeJournal{}
+		b, cdb, _, data := tornBench(t, kept)
+		b.store.fail = nil
+		kept.stuck.set(errTest)
+		if r := b.doAsync(cdb, data); r.code() != 0x44400 {
+			t.Errorf("a journal that forgets nothing: %05x", r.code())
+		}
+		if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
+			t.Errorf("WRITE to blocks that a restart would overwrite: %05x", r.code())
+		}
+		kept.stuck.set(nil)
+		elsewhere := bytes.Clone(cdb)
+		elsewhere[9] = 32
+		if r := b.doAsync(elsewhere, data); r.status != Good {
+			t.Errorf("when the journal works again: %05x", r.code())
+		}
+		if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
+			t.Errorf("WRITE when the journal works again: %05x", r.code())
+		}
+	})
 }
 
 // TestJournalOverReopening: who opens a store again in the same process, because a reload has taken its LUN away and given it back, completes
 // what was neither complete nor undone, before anybody writes there: a restart would write over it.
 func TestJournalOverReopening(t *testing.T) {
-	kept := &fakeJournal{}
-	b, cdb, data := halfBench(t, kept)
-	if r := b.doAsync(cdb, data); r.status == Good {
-		t.Fatal("the write has succeeded")
-	}
-	b.store.fail = nil
-	if err := errors.Join(b.lu.Close(), b.lu.v.Close()); err != nil {
-		t.Fatal(err)
-	}
-	again := newBench(t, false, func(c *benchConfig, s *fakeStore) {
-		c.Journal, c.Logger = kept, quiet
-		copy(s.data, b.store.data)
+	synctest.Test(t, func(t *testing.T) {
+		kept := &fakeJournal{}
+		b, cdb, data := halfBench(t, kept)
+		if r := b.doAsync(cdb, data); r.status == Good {
+			t.Fatal("the write has succeeded")
+		}
+		b.store.fail = nil
+		if err := errors.Join(b.lu.Close(), b.lu.v.Close()); err != nil {
+			t.Fatal(err)
+		}
+		again := newBench(t, false, func(c *benchConfig, s *fakeStore) {
+			c.Journal, c.Logger = kept, quiet
+			copy(s.data, b.store.data)
+		})
+		if got := again.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
+			t.Errorf("opened again: %05x, and it is complete: %v", got.code(), bytes.Equal(got.in, data))
+		}
+		if kept.data != nil {
+			t.Error("a restart would do the write again")
+		}
 	})
-	if got := again.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
-		t.Errorf("opened again: %05x, and it is complete: %v", got.code(), bytes.Equal(got.in, data))
-	}
-	if kept.data != nil {
-		t.Error("a restart would do the write again")
-	}
 }
 
 // TestJournalInDoubt: where nobody knows whether a restart does an atomic write that has failed nothing else is written.
 func TestJournalInDoubt(t *testing.T) {
-	kept := &fakeJournal{}
-	b, cdb, _, data := tornBench(t, kept)
-	b.store.fail = nil
-	kept.fail = keptError{errTest}
-	if r := b.doAsync(cdb, data); r.code() != 0x44400 {
-		t.Errorf("a journal in doubt: %05x", r.code())
-	}
-	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
-		t.Errorf("WRITE to blocks that a restart may overwrite: %05x", r.code())
-	}
-	kept.fail = nil
-	elsewhere := bytes.Clone(cdb)
-	elsewhere[9] = 32
-	if r := b.doAsync(elsewhere, data); r.status != Good {
-		t.Errorf("when the journal works again: %05x", r.code())
-	}
-	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
-		t.Errorf("WRITE when the journal works again: %05x", r.code())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		kept := &fakeJournal{}
+		b, cdb, _, data := tornBench(t, kept)
+		b.store.fail = nil
+		kept.fail = keptError{errTest}
+		if r := b.doAsync(cdb, data); r.code() != 0x44400 {
+			t.Errorf("a journal in doubt: %05x", r.code())
+		}
+		if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
+			t.Errorf("WRITE to blocks that a restart may overwrite: %05x", r.code())
+		}
+		kept.fail = nil
+		elsewhere := bytes.Clone(cdb)
+		elsewhere[9] = 32
+		if r := b.doAsync(elsewhere, data); r.status != Good {
+			t.Errorf("when the journal works again: %05x", r.code())
+		}
+		if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
+			t.Errorf("WRITE when the journal works again: %05x", r.code())
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"oneshot/backend"
@@ -34,14 +35,16 @@ type mayBeKept interface {
 	MayBeKept()
 }
 
-// half is an atomic write that was begun and neither completed nor undone: the journal has it, and who opens the store next, after a
-// restart say, completes it. Until then its bytes can be neither read nor written, and there is no other
-// atomic write. If the store is whole and only the journal is not, the next atomic write elsewhere
-// tries to mend that.
+// half is an atomic write that was begun and neither completed nor undone: the journal has it. The volume completes it when the store
+// takes writes again, or who opens the store next does, after a restart say. Until then its bytes can be neither read nor written, and
+// there is no other atomic write.
 type half struct {
 	off, n int64
-	whole  bool // the store has all of it, or nothing; only the journal cannot forget it
+	data   []byte // nil: the store has all of it, or nothing; only the journal cannot forget it. Guarded by Volume.journaling
 }
+
+// mendEvery is how long a half-written range is left alone between two attempts to complete it.
+const mendEvery = 5 * time.Second
 
 // refuses returns the error of a request that needs a range with a half-written part; nil: it does not.
 func (v *Volume) refuses(off, n int64, writes bool) error {
@@ -56,7 +59,7 @@ func (v *Volume) refuses(off, n int64, writes bool) error {
 	return &backend.MediumError{Kind: kind, Off: max(off, h.off), Err: errHalf}
 }
 
-// Whole returns nil, or why a restart will write to the volume before anybody else can.
+// Whole returns nil, or why the volume itself, or a restart, will write to it before anybody else can.
 func (v *Volume) Whole() error {
 	if v.half.Load() != nil {
 		return errHalf
@@ -78,20 +81,60 @@ func (v *Volume) replay(j Journal) error {
 		return fmt.Errorf("volume: an atomic write cannot be completed after a restart: %w", err)
 	}
 	if err != nil {
-		v.leaveHalf(off, int64(len(data)), false, err)
+		v.journaling.Lock()
+		defer v.journaling.Unlock()
+		v.leaveHalf(&half{off, int64(len(data)), data}, err)
 		return nil
 	}
 	return j.End()
 }
 
-// leaveHalf gives up on a write that the journal has.
-func (v *Volume) leaveHalf(off, n int64, whole bool, err error) {
-	v.half.Store(&half{off, n, whole})
-	v.log.Error("an atomic write can be neither completed nor undone; its blocks are refused until the target is restarted, which completes it",
-		"offset", off, "bytes", n, "reason", err)
+// leaveHalf leaves a write that the journal has as it is, for a while. journaling is held.
+func (v *Volume) leaveHalf(h *half, err error) {
+	v.half.Store(h)
+	v.mending = time.AfterFunc(mendEvery, v.mend)
+	v.log.Error("an atomic write can be neither completed nor undone; its blocks are refused until the disk takes it, or the target is started anew",
+		"offset", h.off, "bytes", h.n, "reason", err, "tried_again_every", mendEvery)
 }
 
-var errHalf = errors.New("an earlier atomic write is neither complete nor undone: restart the target to have it completed")
+// mend tries to complete what leaveHalf has left.
+func (v *Volume) mend() {
+	v.journaling.Lock()
+	defer v.journaling.Unlock()
+	if h := v.half.Load(); h != nil && v.mending != nil && v.complete(h) != nil {
+		v.mending.Reset(mendEvery)
+	}
+}
+
+// complete does what is left of h, whose bytes nobody else reads or writes. journaling is held.
+func (v *Volume) complete(h *half) error {
+	if h.data != nil {
+		if err := v.writeThrough(h.off, h.data); err != nil {
+			return err
+		}
+		h.data = nil
+	}
+	if err := v.journal.End(); err != nil {
+		return err
+	}
+	v.mending.Stop()
+	v.half.Store(nil)
+	v.log.Info("the atomic write is complete", "offset", h.off, "bytes", h.n)
+	return nil
+}
+
+// endMending ends what leaveHalf has begun. What is not complete is left to who opens the store next.
+func (v *Volume) endMending() {
+	v.journaling.Lock()
+	defer v.journaling.Unlock()
+	if v.half.Load() != nil {
+		v.mending.Stop()
+		v.mending = nil
+		v.journal.Leave()
+	}
+}
+
+var errHalf = errors.New("an earlier atomic write is neither complete nor undone: the target completes it as soon as the disk takes it")
 
 // journaled writes data, all or nothing. The caller holds the range exclusively, and may be blocked.
 // old is memory for as many bytes.
@@ -99,16 +142,13 @@ func (v *Volume) journaled(off int64, data, old []byte) error {
 	v.journaling.Lock()
 	defer v.journaling.Unlock()
 	n := int64(len(data))
-	if h := v.half.Load(); h != nil {
-		if !h.whole || v.journal.End() != nil {
-			return errHalf
-		}
-		v.half.Store(nil)
+	if h := v.half.Load(); h != nil && v.complete(h) != nil {
+		return errHalf
 	}
 	cannot := v.wait(&backend.Op{Kind: backend.Read, Off: off, Len: n, Segs: [][]byte{old}}) // be undone
 	if err := v.journal.Begin(off, data); err != nil {
 		if kept, ok := errors.AsType[mayBeKept](err); ok {
-			v.leaveHalf(off, n, true, kept)
+			v.leaveHalf(&half{off, n, nil}, kept)
 		}
 		return err
 	}
@@ -118,13 +158,13 @@ func (v *Volume) journaled(off int64, data, old []byte) error {
 			cannot = v.undo(off, old)
 		}
 		if cannot != nil {
-			v.leaveHalf(off, n, false, cannot)
+			v.leaveHalf(&half{off, n, bytes.Clone(data)}, cannot)
 			return err
 		}
 	}
 	// A journal that keeps the write would have a restart overwrite what is written from now on.
 	if end := v.journal.End(); end != nil {
-		v.leaveHalf(off, n, true, end)
+		v.leaveHalf(&half{off, n, nil}, end)
 		return cmp.Or(err, end)
 	}
 	return err

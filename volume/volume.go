@@ -16,6 +16,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"oneshot/backend"
 	"oneshot/volume/access"
@@ -50,6 +51,7 @@ type Volume struct {
 	journal    Journal              // nil: there is none
 	journaling sync.Mutex           // held by an atomic write that uses the journal
 	half       atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
+	mending    *time.Timer          // completes it; nil: nobody does any more; guarded by journaling
 
 	sequence  backend.Sequence // of writes through handles
 	numbering sync.Once        // begins the sequence
@@ -139,9 +141,7 @@ func (v *Volume) Close() error {
 	if v.unobserve != nil {
 		v.unobserve()
 	}
-	if v.half.Load() != nil {
-		v.journal.Leave()
-	}
+	v.endMending()
 	return v.store.Close()
 }
 
