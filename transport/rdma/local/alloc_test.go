@@ -3,11 +3,11 @@
 package local_test
 
 import (
-	"runtime/pprof"
 	"testing"
 	"time"
 
 	"oneshot/backend"
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/local"
 )
@@ -59,15 +59,7 @@ func TestNoAllocation(t *testing.T) {
 				for range 20 {
 					round()
 				}
-				// A thread that Go starts, because more system calls of the store take long at a time than ever before, costs allocations
-				// that are not the work's; there are as many as the store has workers at most.
-				var n float64
-				for more := true; more; {
-					threads := pprof.Lookup("threadcreate").Count()
-					n = testing.AllocsPerRun(50, round)
-					more = n >= 1 && pprof.Lookup("threadcreate").Count() > threads
-				}
-				if n >= 1 {
+				if n := rounds.Allocations(50, round); n >= 1 {
 					t.Errorf("order %d: %v allocations for %d works", order, n, len(ws))
 				}
 				before := u.qp.Counters()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"oneshot/backend/memory"
+	"oneshot/internal/rounds"
 	"oneshot/mem"
 	"oneshot/partition/service"
 	"oneshot/transport/rdma"
@@ -59,7 +60,7 @@ func noAllocation(t *testing.T, direct bool) {
 		for range 50 {
 			round()
 		}
-		if n := testing.AllocsPerRun(100, round); n >= 1 {
+		if n := rounds.Allocations(100, round); n >= 1 {
 			t.Errorf("direct %v, order %d: %v allocations for %d works", direct, order, n, len(ws))
 		}
 	}
