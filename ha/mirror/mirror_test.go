@@ -474,6 +474,9 @@ func (l *lab) end() {
 		}
 		if s := n.mirror.State(); s.Role == replica.Primary {
 			v, err := n.mirror.Verify(context.Background(), false, 0)
+			if _, ok := errors.AsType[*backend.MovedError](err); ok { // State may be a moment behind
+				l.await(n, "another one is", func(s replica.State) bool { return s.Role != replica.Primary })
+			}
 			if err != nil && n.mirror.State().Role != replica.Primary {
 				continue // it has learned meanwhile that another one is
 			}
