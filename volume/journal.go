@@ -81,29 +81,29 @@ func (v *Volume) replay(j Journal) error {
 		return fmt.Errorf("volume: an atomic write cannot be completed after a restart: %w", err)
 	}
 	if err != nil {
-		v.journaling.Lock()
-		defer v.journaling.Unlock()
 		v.leaveHalf(&half{off, int64(len(data)), data}, err)
 		return nil
 	}
 	return j.End()
 }
 
-// leaveHalf leaves a write that the journal has as it is, for a while. journaling is held.
+// leaveHalf leaves a write that the journal has as it is, for a while. journaling is held, or there is nobody else yet.
 func (v *Volume) leaveHalf(h *half, err error) {
 	v.half.Store(h)
-	v.mending = time.AfterFunc(mendEvery, v.mend)
+	v.mendLater(h)
 	v.log.Error("an atomic write can be neither completed nor undone; its blocks are refused until the disk takes it, or the target is started anew",
 		"offset", h.off, "bytes", h.n, "reason", err, "tried_again_every", mendEvery)
 }
 
-// mend tries to complete what leaveHalf has left.
-func (v *Volume) mend() {
-	v.journaling.Lock()
-	defer v.journaling.Unlock()
-	if h := v.half.Load(); h != nil && v.mending != nil && v.complete(h) != nil {
-		v.mending.Reset(mendEvery)
-	}
+// mendLater has h be completed, unless that was done meanwhile, or the volume is closed.
+func (v *Volume) mendLater(h *half) {
+	time.AfterFunc(mendEvery, func() {
+		v.journaling.Lock()
+		defer v.journaling.Unlock()
+		if v.half.Load() == h && v.complete(h) != nil {
+			v.mendLater(h)
+		}
+	})
 }
 
 // complete does what is left of h, whose bytes nobody else reads or writes. journaling is held.
@@ -117,7 +117,6 @@ func (v *Volume) complete(h *half) error {
 	if err := v.journal.End(); err != nil {
 		return err
 	}
-	v.mending.Stop()
 	v.half.Store(nil)
 	v.log.Info("the atomic write is complete", "offset", h.off, "bytes", h.n)
 	return nil
@@ -127,9 +126,7 @@ func (v *Volume) complete(h *half) error {
 func (v *Volume) endMending() {
 	v.journaling.Lock()
 	defer v.journaling.Unlock()
-	if v.half.Load() != nil {
-		v.mending.Stop()
-		v.mending = nil
+	if v.half.Swap(nil) != nil {
 		v.journal.Leave()
 	}
 }

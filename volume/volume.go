@@ -16,7 +16,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"oneshot/backend"
 	"oneshot/volume/access"
@@ -51,7 +50,6 @@ type Volume struct {
 	journal    Journal              // nil: there is none
 	journaling sync.Mutex           // held by an atomic write that uses the journal
 	half       atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
-	mending    *time.Timer          // completes it; nil: nobody does any more; guarded by journaling
 
 	sequence  backend.Sequence // of writes through handles
 	numbering sync.Once        // begins the sequence

@@ -12,10 +12,22 @@ import (
 
 	"oneshot/initiator"
 	"oneshot/mgmt"
+	"oneshot/test/medium"
 )
 
 // pages is a host that writes and reads pages of 4 KiB, each filled with one value.
 type pages struct{ *host }
+
+// newPages makes the cluster of newMedia, and has its nodes and the host begin. It returns who serves, and the other one.
+func newPages(t *testing.T) (s *site, media map[string]*medium.Medium, h pages, primary, back string) {
+	t.Helper()
+	s, media = newMedia(t, diskText)
+	s.startAll()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	t.Cleanup(cancel)
+	primary = s.level("a")
+	return s, media, pages{newHost(ctx, s, "one")}, primary, other(primary)
+}
 
 func onPages(op byte, page, n uint32) []byte {
 	cdb := make([]byte, 10)
@@ -64,39 +76,32 @@ func TestMirrorBadPage(t *testing.T) {
 	if !isApartBeside(t) {
 		return
 	}
-	s, media := newMedia(t, diskText)
-	s.startAll()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	primary := s.level("a")
-	back, disk := other(primary), media[primary]
+	s, media, h, primary, back := newPages(t)
+	disk := media[primary]
 	const page, first, n = 260, 256, 16
-	h := pages{newHost(ctx, s, "one")}
-	isRepaired := func() {
+	isRepaired := func(written <-chan struct{}) {
 		t.Helper()
 		h.reads(1, first, n, primary)
-		for disk.Spoiled() != 0 {
-			if ctx.Err() != nil {
-				t.Fatal("the page is not written anew")
-			}
-			time.Sleep(10 * time.Millisecond)
+		select {
+		case <-written:
+		case <-h.ctx.Done():
+			t.Fatal("the page is not written anew")
 		}
 		h.reads(1, first, n, primary)
 	}
 	h.write(1, first, n, primary)
 
-	disk.Spoil(page)
-	isRepaired()
+	isRepaired(disk.Spoil(page))
 
 	s.untilCluster(primary, "all is durable, and both know", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Records == 0 })
-	disk.Spoil(page)
+	written := disk.Spoil(page)
 	s.kill(back)
 	s.untilCluster(primary, "it is alone", func(c *mgmt.Cluster) bool { return strings.Contains(copiesText(&c.Mirrors[0]), back+" away") })
 	h.fails(page, primary)
 	s.start(back)
 	s.level("w")
 	s.servedBy(primary)
-	isRepaired()
+	isRepaired(written)
 
 	disk.Ruin(page, false)
 	for range 3 {
@@ -133,14 +138,8 @@ func TestMirrorUnreadable(t *testing.T) {
 	if !isApartBeside(t) {
 		return
 	}
-	s, media := newMedia(t, diskText)
-	s.startAll()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	primary := s.level("a")
-	back := other(primary)
+	s, media, h, primary, back := newPages(t)
 	const page, first, n = 260, 256, 16
-	h := pages{newHost(ctx, s, "one")}
 	around := func(node string) {
 		t.Helper()
 		h.reads(2, first, page-first, node)

@@ -32,17 +32,17 @@ type Medium struct {
 	cached  bool
 
 	mu      sync.Mutex
-	rng     *rand.Rand       // guarded by mu
-	bytes   []byte           // guarded by mu; the current content
-	stable  []byte           // guarded by mu; the durable content
-	dirty   map[int]struct{} // guarded by mu; pages in which the two may differ
-	faults  int              // guarded by mu; one sync of this many fails; 0: none
-	syncs   int              // guarded by mu
-	refuses int              // guarded by mu; one write of this many fails and changes nothing; 0: none
-	spoiled map[int]struct{} // guarded by mu; pages that cannot be read until they are written
-	ruined  map[int]bool     // guarded by mu; pages that cannot be read; true: nor written
-	slow    *slowness        // guarded by mu; nil: a disk that is as fast as it can
-	lost    func()           // guarded by mu
+	rng     *rand.Rand            // guarded by mu
+	bytes   []byte                // guarded by mu; the current content
+	stable  []byte                // guarded by mu; the durable content
+	dirty   map[int]struct{}      // guarded by mu; pages in which the two may differ
+	faults  int                   // guarded by mu; one sync of this many fails; 0: none
+	syncs   int                   // guarded by mu
+	refuses int                   // guarded by mu; one write of this many fails and changes nothing; 0: none
+	spoiled map[int]chan struct{} // guarded by mu; pages that cannot be read until they are written; closed then
+	ruined  map[int]bool          // guarded by mu; pages that cannot be read; true: nor written
+	slow    *slowness             // guarded by mu; nil: a disk that is as fast as it can
+	lost    func()                // guarded by mu
 }
 
 // Options of NewWith.
@@ -78,7 +78,7 @@ func NewWith(tb testing.TB, dir string, size int, seed uint64, o Options) *Mediu
 	tb.Helper()
 	m := &Medium{
 		request: o.Request, cached: o.Cached, lost: o.Lost, dir: dir, rng: rand.New(rand.NewPCG(seed, 3)),
-		bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{}, spoiled: map[int]struct{}{}, ruined: map[int]bool{},
+		bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{}, spoiled: map[int]chan struct{}{}, ruined: map[int]bool{},
 	}
 	if m.request == 0 {
 		m.request = fuseMaxWrite
@@ -189,7 +189,9 @@ func (m *Medium) Heal() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.heal()
-	clear(m.spoiled)
+	for page := range m.spoiled {
+		m.written(page)
+	}
 	clear(m.ruined)
 }
 
@@ -201,11 +203,21 @@ func (m *Medium) heal() {
 	}
 }
 
-// Spoil has a page of 4096 bytes, counted from 0, be unreadable until it is written, or until Heal.
-func (m *Medium) Spoil(page int) {
+// Spoil has a page of 4096 bytes, counted from 0, which is good, be unreadable until it is written, or until Heal; the channel is closed then.
+func (m *Medium) Spoil(page int) <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.spoiled[page] = struct{}{}
+	c := make(chan struct{})
+	m.spoiled[page] = c
+	return c
+}
+
+// written ends Spoil of a page. mu is held.
+func (m *Medium) written(page int) {
+	if c := m.spoiled[page]; c != nil {
+		close(c)
+		delete(m.spoiled, page)
+	}
 }
 
 // Ruin has a page of 4096 bytes, counted from 0, be unreadable whatever is written there, until Heal; with writes, what is written there
@@ -214,13 +226,6 @@ func (m *Medium) Ruin(page int, writes bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.ruined[page] = writes
-}
-
-// Spoiled returns how many pages are unreadable until they are written.
-func (m *Medium) Spoiled() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.spoiled)
 }
 
 // Opcodes and layouts of include/uapi/linux/fuse.h, of version 7.31.
@@ -423,7 +428,7 @@ func (m *Medium) touch(off, n int) []byte {
 	end := min(off+n, len(m.bytes))
 	for page := off / mediumPage; page*mediumPage < end; page++ {
 		m.dirty[page] = struct{}{}
-		delete(m.spoiled, page)
+		m.written(page)
 	}
 	return m.bytes[off:end]
 }
