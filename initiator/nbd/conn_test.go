@@ -526,6 +526,8 @@ func TestPasses(t *testing.T) {
 		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 2, ASC: 4, ASCQ: 0xa}, true},
 		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 2, ASC: 4, ASCQ: 0xc}, false},
 		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 2, ASC: 0x3a}, false},
+		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 6, ASC: 0x29}, true},
+		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 6, ASC: 0x28}, false},
 		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 3, ASC: 0x11}, false},
 		{initiator.StatusError{Status: initiator.StatusCheckCondition, Key: 7, ASC: 0x27}, false},
 	} {

@@ -204,15 +204,17 @@ func (c *Conn) again(p *part, err error) bool {
 	return true
 }
 
-// passes reports whether the unit may execute later what it does not execute now (SAM-5 §5.3.1, SPC-4 §4.5).
+// passes reports whether the unit may execute later what it does not execute now (SAM-5 §5.3.1, SPC-4 §4.5). What was meant for one
+// medium is not for the next.
 func passes(e *initiator.StatusError) bool {
 	const notReady, unitAttention, abortedCommand = 2, 6, 0xb
+	const mediumChanged = 0x28 // NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED
 	switch e.Status {
 	case initiator.StatusBusy, initiator.StatusTaskSetFull, initiator.StatusTaskAborted:
 		return true
 	case initiator.StatusCheckCondition:
 		becoming := e.ASC == 4 && (e.ASCQ == 0 || e.ASCQ == 1 || e.ASCQ == 0xa)
-		return e.Key == unitAttention || e.Key == abortedCommand || e.Key == notReady && becoming
+		return e.Key == unitAttention && e.ASC != mediumChanged || e.Key == abortedCommand || e.Key == notReady && becoming
 	}
 	return false
 }
