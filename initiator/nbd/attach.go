@@ -132,6 +132,9 @@ func Attach(ctx context.Context, o Options) (_ *Attachment, err error) {
 	if err := a.logIn(ctx); err != nil {
 		return nil, err
 	}
+	if err := a.recognize(left); err != nil {
+		return nil, err
+	}
 	if err := a.connect(left); err != nil {
 		return nil, err
 	}
@@ -151,8 +154,11 @@ func (a *Attachment) find() (left bool, err error) {
 		case a.Index >= 0 && d.Index == a.Index && !mine:
 			return false, fmt.Errorf("nbd%d belongs to %s", d.Index, orSomething(d.URL))
 		case mine && (d.Index == a.Index || a.Index < 0 && !d.Served):
+			if a.opt.ReadOnly && !d.ReadOnly { // the kernel does not change that of a device that is there
+				return false, fmt.Errorf("%s is there, and programs can write to it: detach it, and attach it again to have it read-only", d.Path)
+			}
 			a.Index = d.Index
-			a.back.isid, a.back.sockets = d.isid, d.Sockets
+			a.back.isid, a.back.sockets, a.back.disk = d.isid, d.Sockets, d.disk
 			a.ended = make(chan error, d.Sockets)
 			left = true
 		}
@@ -161,6 +167,20 @@ func (a *Attachment) find() (left bool, err error) {
 		a.unlock, err = lock(a.Index)
 	}
 	return left, err
+}
+
+// recognize looks whether the disk is the one that the device to be taken over was made of: what the kernel holds of that belongs to no
+// other one. A new device is made of this disk.
+func (a *Attachment) recognize(left bool) error {
+	a.checkMu.Lock()
+	defer a.checkMu.Unlock()
+	switch is := digestOf(a.identity); {
+	case !left:
+		a.back.disk = is
+	case a.back.disk != "" && a.back.disk != is:
+		return fmt.Errorf("%v is another disk now than that of which %s was made: it is %+v; if the device is not to wait for the former one, unmount it, and end it with detach --force", a.opt.URL, Path(a.Index), *a.identity)
+	}
+	return nil
 }
 
 func orSomething(url string) string {

@@ -522,6 +522,40 @@ func TestAnotherDisk(t *testing.T) {
 	_ = a.Close()
 }
 
+// Who takes over a device that a process has left finds the disk that it was made of, or leaves it alone: what the kernel holds of one
+// disk is not written to another.
+func TestTakenOver(t *testing.T) {
+	tg := targettest.Start(t, config)
+	d := newDriver(t)
+	r, o := through(t, tg, "iscsi", 0, d)
+	again := func() error {
+		a, err := Attach(t.Context(), o)
+		if err == nil {
+			check(t, a.Close())
+			<-d.lost
+		}
+		return err
+	}
+	check(t, again())
+	check(t, again())
+	o.ReadOnly = true
+	if err := again(); err == nil || !strings.Contains(err.Error(), "programs can write to it") {
+		t.Errorf("who wants it read-only is told %v", err)
+	}
+	o.ReadOnly = false
+	tg.Stop()
+	tg.Edit("0: disk, 1: {store: other, readonly: true}, 2: {store: other, block_size: 4096}", "0: other")
+	tg.Start()
+	r.Cut(false)
+	if err := again(); err == nil || !strings.Contains(err.Error(), "another disk now") {
+		t.Errorf("who finds another disk is told %v", err)
+	}
+	file := filepath.Join(d.dir, fmt.Sprintf("nbd%d", d.set.Index), "backend")
+	d.set.Backend, _, _ = strings.Cut(d.set.Backend, " disk=") // as of an attach that does not say which disk
+	check(t, os.WriteFile(file, []byte(d.set.Backend+"\n"), 0o644))
+	check(t, again())
+}
+
 // A disk that grows makes its device grow.
 func TestGrow(t *testing.T) {
 	tg := targettest.Start(t, config)
@@ -554,10 +588,15 @@ func TestParseDevice(t *testing.T) {
 // The text that we leave in the kernel is read as it was written; a device with another text is somebody else's.
 func TestBackend(t *testing.T) {
 	b := backend{url: "iscsi://h:3260/iqn.x/0", name: "iqn.y", isid: initiator.RandomISID(), sockets: 3}
-	if got, ok := parseBackend(b.String()); !ok || got != b {
-		t.Errorf("%q: %+v", b.String(), got)
+	for _, b.disk = range []string{"", digestOf(&initiator.Identity{Serial: "1"})} {
+		if got, ok := parseBackend(b.String()); !ok || got != b {
+			t.Errorf("%q: %+v", b.String(), got)
+		}
 	}
-	for _, s := range []string{"", "disk", "a name=b isid=00 connections=1", "a name=b isid=000000000000 connections=0", "a name=b isid=000000000000 connections=17"} {
+	for _, s := range []string{
+		"", "disk", "a name=b isid=00 connections=1", "a name=b isid=000000000000 connections=0", "a name=b isid=000000000000 connections=17",
+		"a name=b isid=000000000000 connections=01", "a name=b isid=000000000000 connections=1 disk=", "a name=b isid=000000000000 connections=1 disk=0 more",
+	} {
 		if _, ok := parseBackend(s); ok {
 			t.Errorf("%q is one", s)
 		}

@@ -1,6 +1,8 @@
 package nbd
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/initiator"
 	"oneshot/iscsi/pdu"
 )
 
@@ -29,6 +32,7 @@ type Device struct {
 
 	isid pdu.ISID
 	name string // of the initiator
+	disk string // which one it was made of; empty: it does not say
 }
 
 // sysBlock is where the kernel shows its devices.
@@ -86,32 +90,44 @@ func deviceIn(path string) (d Device, err error) {
 	d.Size = sectors * 512
 	d.ReadOnly = read("ro") == "1"
 	if b, ok := parseBackend(read("backend")); ok {
-		d.URL, d.isid, d.name, d.Sockets = b.url, b.isid, b.name, b.sockets
+		d.URL, d.isid, d.name, d.Sockets, d.disk = b.url, b.isid, b.name, b.sockets, b.disk
 	}
 	d.Served = isLocked(d.Index)
 	return d, nil
 }
 
-// backend is what a device has as identifier: who takes it over has to log in under the same names.
+// backend is what a device has as identifier: who takes it over has to log in under the same names, and to find the same disk.
 type backend struct {
 	url, name string
 	isid      pdu.ISID
 	sockets   int
+	disk      string // digestOf what it says of itself; empty: it is not known
 }
+
+const backendFormat = "%s name=%s isid=%x connections=%d"
 
 // String returns the identifier.
 func (b backend) String() string {
-	return fmt.Sprintf("%s name=%s isid=%x connections=%d", b.url, b.name, b.isid[:], b.sockets)
+	s := fmt.Sprintf(backendFormat, b.url, b.name, b.isid[:], b.sockets)
+	if b.disk != "" {
+		s += " disk=" + b.disk
+	}
+	return s
 }
 
+// parseBackend reads what String returns, and nothing else: the kernel wants to hear the same text again.
 func parseBackend(s string) (b backend, ok bool) {
 	var id []byte
-	n, err := fmt.Sscanf(s, "%s name=%s isid=%x connections=%d", &b.url, &b.name, &id, &b.sockets)
-	if err != nil || n != 4 || len(id) != len(b.isid) || b.sockets < 1 || b.sockets > MaxConnections {
-		return b, false
-	}
+	_, _ = fmt.Sscanf(s, backendFormat+" disk=%s", &b.url, &b.name, &id, &b.sockets, &b.disk) // the end may be missing
 	copy(b.isid[:], id)
-	return b, true
+	return b, b.sockets >= 1 && b.sockets <= MaxConnections && b.String() == s
+}
+
+// digestOf tells disks apart by what they say of themselves.
+func digestOf(id *initiator.Identity) string {
+	says := append([]string{id.Vendor, id.Product, id.Serial}, id.Designators...)
+	sum := sha256.Sum256([]byte(strings.Join(says, "\x00")))
+	return hex.EncodeToString(sum[:8])
 }
 
 // lock makes this process the one that serves a device, until it ends or calls unlock.
