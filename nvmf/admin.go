@@ -103,10 +103,11 @@ func (t *Task) abort() volume.Next {
 	return volume.Wait
 }
 
-// outstanding returns the command of that identifier that is under way, but not except; nil: there is none.
+// outstanding returns the command of that identifier that is under way, but not except, nor Disconnect, which ends with its queue; nil: there
+// is none.
 func (q *Queue) outstanding(cid uint16, except *Task) *Task {
 	for _, t := range q.tasks {
-		if t != except && !t.aborted && !t.elsewhere && t.SQE.CID() == cid {
+		if t != except && t != q.disconnects && !t.aborted && !t.elsewhere && t.SQE.CID() == cid {
 			return t
 		}
 	}

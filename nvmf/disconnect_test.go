@@ -58,3 +58,35 @@ func TestLostWhileDisconnectWaits(t *testing.T) {
 		t.Errorf("%v, state %d", got, p.io.q.state)
 	}
 }
+
+// An Abort does not end a Disconnect that waits: it is answered once, and last.
+func TestAbortOfDisconnect(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	p := x.party(1, 1)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
+	written := p.io.start(rw(nvme.Write, 8), 4096, fill(4096, 1), true)
+	gate.Await(1)
+	last := p.io.start(nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.Disconnect)}, 0, nil, false)
+	if dw0 := p.admin.must(nvme.Command{Opcode: nvme.AdminAbort, DWords: [6]uint32{uint32(last)<<16 | 1}}, 0, nil, false).DW0; dw0 != 1 {
+		t.Errorf("an Abort of Disconnect: dword 0 is %d", dw0)
+	}
+	if got := p.io.take(); len(got) != 0 {
+		t.Errorf("with a write in the store: %v", got)
+	}
+	for len(p.io.heard) > 0 {
+		<-p.io.heard
+	}
+	gate.Release()
+	<-p.io.heard
+	<-p.io.heard
+	p.io.q.Lock()
+	got, live := p.io.take(), p.io.q.live
+	p.io.q.Unlock()
+	if len(got) != 2 || got[0].CID != written || got[1].CID != last || got[1].Status != nvme.Success {
+		t.Errorf("in the end %v; the commands are %d and %d", got, written, last)
+	}
+	if live != 0 {
+		t.Errorf("%d commands are left", live)
+	}
+}
