@@ -50,7 +50,8 @@ func (d *Dir) Journal(name string) *Journal {
 	return j
 }
 
-// KeptError is the error of a Begin that may have left what it could not make durable. Until End has succeeded a restart may find it.
+// KeptError is the error of a Begin, or a Save, that may have left what it could not make durable. Until End, or another Save, has succeeded a
+// restart may find it.
 type KeptError struct{ error }
 
 // MayBeKept tells it from other errors.

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Dir is a directory of states. Its methods may be called from any goroutine.
@@ -27,6 +28,9 @@ type Dir struct {
 
 	mu       sync.Mutex
 	journals map[string]*Journal // guarded by mu
+
+	// doubt: the directory could not be synced once, so a file that was removed may come back.
+	doubt atomic.Bool
 }
 
 type closer interface{ Close() error }
@@ -118,7 +122,7 @@ func (f *File) Load() ([]byte, error) {
 }
 
 // Save replaces the state, and returns when it is durable. An empty state removes the file. When it
-// fails, what was saved before is still there, or state is.
+// fails, what was saved before is still there; or state may be, if the error is a *KeptError.
 func (f *File) Save(state []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,11 +137,20 @@ func (f *File) Save(state []byte) error {
 
 func (f *File) remove() error {
 	err := f.dir.fs.Remove(f.path)
-	if err == nil {
-		err = f.dir.fs.SyncDir(f.dir.path)
+	if err == nil || errors.Is(err, fs.ErrNotExist) && f.dir.doubt.Load() {
+		err = f.dir.sync()
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the state file cannot be removed: %w", err)
+	if err = ignoreMissing(err); err != nil {
+		return fmt.Errorf("the state file %s cannot be removed: %w", f.path, err)
+	}
+	return nil
+}
+
+// sync makes durable which files there are. Its error is a *KeptError.
+func (d *Dir) sync() error {
+	if err := d.fs.SyncDir(d.path); err != nil {
+		d.doubt.Store(true)
+		return &KeptError{err}
 	}
 	return nil
 }
@@ -151,7 +164,7 @@ func (f *File) replace(data []byte) error {
 	if err := fsys.Rename(temp, f.path); err != nil {
 		return errors.Join(err, ignoreMissing(fsys.Remove(temp)))
 	}
-	return fsys.SyncDir(f.dir.path)
+	return f.dir.sync()
 }
 
 func ignoreMissing(err error) error {

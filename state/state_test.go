@@ -201,6 +201,59 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// A state that was removed, but not for good, comes back after a power cut. So a second Save of nothing is not answered before it cannot.
+func TestRemovedInDoubt(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.File("lu").Save([]byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	fsys.steps = 1 // the directory is not synced
+	if err := d.File("lu").Save(nil); err == nil {
+		t.Fatal("what is not removed for good counts as removed")
+	}
+	fsys.steps = 0
+	if err := d.File("lu").Save(nil); err == nil {
+		t.Error("the second time it does")
+	}
+	fsys.steps = -1
+	if err := d.File("lu").Save(nil); err != nil {
+		t.Error(err)
+	}
+	if left := fsys.after(true).now; len(left) != 0 {
+		t.Errorf("after a power cut there are %q", left)
+	}
+}
+
+// The error of a Save says whether the new state may be there.
+func TestSaveMayBeKept(t *testing.T) {
+	for _, state := range [][]byte{[]byte("new"), nil} {
+		for steps := range 10 {
+			fsys := newCrashFS()
+			d, err := open(fsys, "dir")
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := d.File("lu")
+			if err := f.Save([]byte("old")); err != nil {
+				t.Fatal(err)
+			}
+			fsys.steps = steps
+			err = f.Save(state)
+			if err == nil {
+				break
+			}
+			_, may := errors.AsType[*KeptError](err)
+			if got, _ := f.Load(); may != (string(got) != "old") {
+				t.Errorf("%q, step %d: %q is there, and the error says %v: %v", state, steps, got, may, err)
+			}
+		}
+	}
+}
+
 // Whatever is cut from a file, or changed in it, is noticed.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()

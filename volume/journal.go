@@ -29,7 +29,8 @@ type Journal interface {
 	Leave()
 }
 
-// mayBeKept is an error of a Begin of which nobody knows whether a restart finds the write. It may until an End succeeds.
+// mayBeKept is an error of a Begin, or of a Keeper's Save, of which nobody knows whether a restart finds what was to be kept. It may until an
+// End, or another Save, succeeds.
 type mayBeKept interface {
 	error
 	MayBeKept()

@@ -88,7 +88,7 @@ var (
 
 // Sanitize begins the operation, unless one is under way, or another has failed that order would let others go on without. From now on
 // nobody starts a request. begun is called when it is kept that it is to be done, which is before anything
-// is destroyed, or with ErrNotKept; then all is as before. over is called at the end. Either may be nil; they
+// is destroyed, or with ErrNotKept; then all is as before, unless a restart may do it nevertheless: then it has failed. over is called at the end. Either may be nil; they
 // are called from another goroutine, and must not block.
 func (v *Volume) Sanitize(order Order, begun, over func(error)) error {
 	v.sanitizing.Lock()
@@ -247,9 +247,7 @@ func (j *sanitizeJob) run() {
 	v := j.v
 	if err := j.keep(); err != nil {
 		v.log.Error("the state of a sanitize operation cannot be saved, so it is not begun", "reason", err)
-		v.sanitizing.Lock()
-		v.setSanitizer(nil, v.sanitizer.failed)
-		v.sanitizing.Unlock()
+		j.notBegun(errors.Is(err, errInDoubt))
 		j.tell(ErrNotKept, ErrNotKept)
 		return
 	}
@@ -287,6 +285,19 @@ func (j *sanitizeJob) run() {
 	if j.over != nil {
 		j.over(err)
 	}
+}
+
+// notBegun is the end of an operation that could not be kept. If a restart may begin it all the same, it counts as failed: what others
+// wrote meanwhile would be destroyed. Nothing is yet, so that whoever knows may go on without, when that is kept.
+func (j *sanitizeJob) notBegun(inDoubt bool) {
+	v := j.v
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	if inDoubt && !v.sanitizer.failed {
+		v.sanitizer.order = j.order
+		v.sanitizer.order.Unrestricted = true
+	}
+	v.setSanitizer(nil, v.sanitizer.failed || inDoubt)
 }
 
 // keep keeps that the operation is to be done, unless a restart has found that.

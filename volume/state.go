@@ -2,6 +2,7 @@ package volume
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -14,7 +15,7 @@ import (
 // Keeper keeps the state of a volume over restarts: persistent reservations, for initiators that
 // ask for it (APTPL), access states of groups of target ports, a sanitize operation that has to be
 // completed, and the generation of numbers of writes. Save replaces what is there atomically and durably; an empty state removes it. If it
-// fails, what was there is still there, or the new state is. Calls do not overlap.
+// fails, what was there is still there; or the new state may be, if the error has a method MayBeKept. Calls do not overlap.
 type Keeper interface {
 	Load() (state []byte, err error)
 	Save(state []byte) error
@@ -57,21 +58,26 @@ func (v *Volume) number() {
 	v.sequence.Begin(g)
 }
 
-// keep changes what is kept, and returns when that is durable. After an error what was kept before is there, as far as that can be
-// had.
+// keep changes what is kept, and returns when that is durable. After an error what was kept before is there, unless the error is errInDoubt.
 func (v *Volume) keep(change func(*document)) error {
 	v.keeping.Lock()
 	defer v.keeping.Unlock()
 	d := v.kept
 	change(&d)
 	if err := save(v.keeper, &d); err != nil {
-		// It may be there all the same, and a restart would find what has not happened. If this fails, too, nothing more can be done.
-		_ = save(v.keeper, &v.kept)
+		// It may be there all the same, and a restart would find what has not happened.
+		back := save(v.keeper, &v.kept)
+		if _, may := errors.AsType[mayBeKept](err); may && back != nil {
+			err = errors.Join(errInDoubt, err, back)
+		}
 		return err
 	}
 	v.kept = d
 	return nil
 }
+
+// errInDoubt: a restart may find the change, or what was kept before.
+var errInDoubt = errors.New("a restart may find it nevertheless")
 
 func save(k Keeper, d *document) error {
 	if d.empty() {

@@ -286,6 +286,48 @@ func TestSanitizeNotKept(t *testing.T) {
 	}
 }
 
+// mayBeKeptError is that of a Save whose state is there all the same.
+type mayBeKeptError struct{}
+
+func (mayBeKeptError) Error() string { return "kept, perhaps" }
+func (mayBeKeptError) MayBeKept()    {}
+
+// A sanitize operation that was not begun, and that a restart may begin, because what was there before cannot be kept either, would destroy
+// what is written meanwhile. So nothing is, until it is kept that it is not to be done.
+func TestSanitizeInDoubt(t *testing.T) {
+	for name, c := range map[string]struct {
+		first error
+		want  access.Denial
+	}{
+		"it may be there": {mayBeKeptError{}, access.SanitizeFailed},
+		"it is not":       {errTest, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := new(trialKeeper)
+			k.save = func([]byte) error { k.save = func([]byte) error { return errTest }; return c.first }
+			v := open(t, Config{Store: newSliceStore(1 << 20), Keeper: k})
+			begun := make(chan error, 1)
+			_ = v.Sanitize(Order{Action: BlockErase}, func(err error) { begun <- err }, nil)
+			if err := <-begun; err != ErrNotKept || denied(v) != c.want {
+				t.Errorf("%v, and %x is denied", err, denied(v))
+			}
+			<-v.Sanitized()
+			if c.want != 0 {
+				if err := v.LeaveSanitize(); err == nil || denied(v) != c.want {
+					t.Errorf("leaving it while nothing can be kept: %v, and %x is denied", err, denied(v))
+				}
+				k.save = nil
+				if err := v.LeaveSanitize(); err != nil || denied(v) != 0 {
+					t.Errorf("leaving it: %v, and %x is denied", err, denied(v))
+				}
+			}
+			if err := v.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // Nobody writes to the volume before it is kept that a sanitize operation is over, or that its failure is left: a restart would do it
 // again, and destroy what was written.
 func TestSanitizeEndsWhenKept(t *testing.T) {
