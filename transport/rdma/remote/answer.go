@@ -23,7 +23,7 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 		return fmt.Errorf("remote: %w", err)
 	}
 	p := q.pieces[r.Tag%maxCredits]
-	if p.tag != r.Tag || p.w == nil && !p.ack || p.r.Op != r.Op {
+	if p.tag != r.Tag || p.w == nil && !p.ack || !p.posted || p.r.Op != r.Op {
 		return errTag
 	}
 	if closed := c.Flags&rdma.Closed != 0; closed != (p.stag != 0) || closed && c.STag != p.stag || c.Flags&^rdma.Closed != 0 {

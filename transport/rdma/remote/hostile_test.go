@@ -1,7 +1,9 @@
 package remote_test
 
 import (
+	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"oneshot/partition/wire"
@@ -134,6 +136,60 @@ func TestServiceLies(t *testing.T) {
 		if err := <-u.gone; err == nil {
 			t.Errorf("%s: a good end", what)
 		}
+	}
+}
+
+// full is a device whose queue pairs take nothing while it is full.
+type full struct {
+	rdma.Device
+	is atomic.Bool
+}
+
+type fullQueuePair struct {
+	rdma.QueuePair
+	d *full
+}
+
+func (d *full) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	qp, err := d.Device.NewQueuePair(c)
+	return &fullQueuePair{qp, d}, err
+}
+
+func (d *full) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p rdma.ConnParams) error {
+	return d.Device.Connect(ctx, qp.(*fullQueuePair).QueuePair, addr, p)
+}
+
+func (q *fullQueuePair) Post(ws []rdma.Work) (int, error) {
+	if q.d.is.Load() {
+		return 0, rdma.ErrFull
+	}
+	return q.QueuePair.Post(ws)
+}
+
+// A service that answers a request before it was sent, because it knows the tag, loses its connection: the work's memory would be its
+// owner's again, and be sent later.
+func TestServiceKnowsTag(t *testing.T) {
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	s := lie(t, nil, truth, func(_ wire.Request, p *wire.Response) []byte {
+		close(asked)
+		<-goOn
+		p.Tag++ // that of the next request
+		return p.AppendTo(nil)
+	})
+	below := &full{Device: newLocal(t)}
+	u := use(t, open(t, remote.Config{Device: below, Patience: -1}), s.l.Addr().String()+"/disk/log", rdma.FreeStart|rdma.FreeFinish)
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+	<-asked
+	below.is.Store(true)
+	u.post(u.work(rdma.OpWrite, 2, 512, 512, 512, 0))
+	close(goOn)
+	for range 2 {
+		if c := u.next(); c.Status != rdma.StatusFlushed || c.Err == nil {
+			t.Errorf("%+v", c)
+		}
+	}
+	if err := <-u.gone; err == nil {
+		t.Error("a good end")
 	}
 }
 

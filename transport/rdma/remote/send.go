@@ -20,6 +20,7 @@ type piece struct {
 	memory []rdma.SGE // what is advertised, or goes without a request
 	direct bool       // it goes without a request; its tag is its position in queuePair.directs
 	ack    bool       // it is a READ of no octets behind RDMA Writes, of no work
+	posted bool       // it was given to the device below on this connection; before that nobody can answer it
 	again  bool       // it was sent on an earlier connection, and is done once
 	behind uint64     // number of the last RDMA Write before it
 }
@@ -162,7 +163,7 @@ func (q *queuePair) newTag() *piece {
 	k := len(q.tags) - 1
 	p := q.pieces[q.tags[k]]
 	q.tags = q.tags[:k]
-	p.gate, p.off, p.n, p.stag, p.again = false, 0, 0, 0, false
+	p.gate, p.off, p.n, p.stag, p.again, p.posted = false, 0, 0, 0, false, false
 	p.tag += maxCredits // so that the service does not take it for one before
 	q.out++
 	return p
@@ -236,7 +237,7 @@ func (q *queuePair) resend(p *piece) {
 	if p.r.Flags &^= wire.Inline | wire.Again; p.again && !p.gate {
 		p.r.Flags |= wire.Again
 	}
-	p.r.STag, p.r.TO, p.stag = 0, 0, 0
+	p.r.STag, p.r.TO, p.stag, p.posted = 0, 0, 0, false
 	x := rdma.Work{Op: rdma.OpSend}
 	if q.link.direct.stag != 0 && q.waitsForReads(w) {
 		x.Flags = rdma.Fence
@@ -308,7 +309,7 @@ func (q *queuePair) post() {
 	}
 	n, err := l.qp.Post(q.sends)
 	for i, p := range q.senders[:n] {
-		p.stag = q.sends[i].STag
+		p.stag, p.posted = q.sends[i].STag, true
 		l.direct.posted(p)
 	}
 	k := copy(q.sends, q.sends[n:])
