@@ -40,8 +40,10 @@ type Config struct {
 	Secret []byte
 
 	// Static registers memory with remote access instead of advertising it for one request. It is always on over a
-	// device without one-shot. Elements of scatter/gather lists have to be whole units then, and the service can reach
-	// the memory as long as it is registered.
+	// device without one-shot. Elements of scatter/gather lists have to be whole units then. Whoever is at the other end of a
+	// connection can reach all memory of the queue pair's domain for as long as it is registered: to read it, and to write to it
+	// if it has AccessLocalWrite. He can do so from the moment that the connection begins, before he has proved that he is the
+	// service. So each service should have a domain of its own, in which only such memory is as that service may have.
 	Static bool
 
 	// Patience is how long the device tries to restore a lost connection, 0: 30 s; less than 0: it does not try.
