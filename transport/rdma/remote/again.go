@@ -128,8 +128,9 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 // exceptions, what had to come after a work that is repeated was not complete, for the service answers in the order in
 // which works were complete:
 //
-//   - If the session is not known, it is not known of an atomic operation whether it was done. It is not repeated, nor
-//     is a fence that may have been executed behind it.
+//   - If the session is not known, it is not known of an atomic operation whether it was done, so it is not repeated. Nor is what
+//     changes octets, if others may have been told that it is done (isToldOf): it would come on top of what they have written since. Nor
+//     is a fence that may have been executed behind one of these, nor what has a fence behind that (O6).
 //   - A Read may find what was written by a work that a fence kept behind it.
 //
 // These end with StatusTransport.
@@ -143,7 +144,7 @@ func (q *queuePair) repeat(known bool) {
 			q.freeTag(p)
 		}
 	}
-	unknown := make(map[uint32]bool) // chains in which there is an atomic operation of which it is not known
+	unknown := make(map[uint32]bool) // chains in which there is a work of which it is not known whether it was done
 	var ps []*piece                  // collected before the list changes: a work that ends here takes those with it that have waited for it
 	for w := q.first; w != nil; w = w.next {
 		ps = append(ps, q.inOrder(w)...)
@@ -155,15 +156,16 @@ func (q *queuePair) repeat(known bool) {
 		case p.direct: // there was no request before it, and a fence behind it has waited
 			q.resendDirect(p)
 		case w.fence && !seen && unknown[w.chain-1]:
+			unknown[w.chain], *q.isBroken(w.chain) = true, true
 			q.doom(p, rdma.StatusTransport, errUnknown)
 		case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
 			q.doom(p, rdma.StatusFenced, nil)
 		case p.gate:
 			q.resend(p)
-		case known && w.opcode != rdma.OpRead && w.opcode != rdma.OpFlush:
+		case known && w.changes():
 			p.again = true
 			q.resend(p)
-		case w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd:
+		case w.isAtomic() || w.changes() && q.isToldOf(w):
 			unknown[w.chain] = true
 			w.status, w.err = rdma.StatusTransport, errUnknown
 			q.answered(p)
@@ -190,13 +192,32 @@ func (q *queuePair) doom(p *piece, s rdma.Status, err error) {
 	q.request(p, q.gateOp(), 0, 0)
 }
 
+// changes reports whether a work changes octets.
+func (w *work) changes() bool { return w.opcode != rdma.OpRead && w.opcode != rdma.OpFlush }
+
+func (w *work) isAtomic() bool {
+	return w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd
+}
+
 // overtaken reports whether a work that a fence kept behind w may have changed what w reads.
 func (w *work) overtaken() bool {
 	fenced := false
 	for v := w.next; v != nil; v = v.next {
 		fenced = fenced || v.fence || v.opcode == rdma.OpFlush
-		writes := v.opcode != rdma.OpRead && v.opcode != rdma.OpFlush
-		if fenced && writes && v.began && w.off < v.off+v.n && v.off < w.off+w.n {
+		if fenced && v.changes() && v.began && w.off < v.off+v.n && v.off < w.off+w.n {
+			return true
+		}
+	}
+	return false
+}
+
+// isToldOf reports whether others may have seen that w is done: a work behind it that starts when w is complete may have changed what they
+// look at. It may have released a lock. One with a gate has not: its requests wait for a response that comes behind that of w.
+func (q *queuePair) isToldOf(w *work) bool {
+	fenced := false
+	for v := w.next; v != nil && v.began; v = v.next {
+		fenced = fenced || v.fence
+		if v.gate == noGate && (fenced && v.changes() || v.isAtomic() && q.isStrict(v)) {
 			return true
 		}
 	}

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"oneshot/backend"
 	"oneshot/partition/service"
+	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/rdmatest"
 	"oneshot/transport/rdma/remote"
@@ -267,14 +269,15 @@ func TestOnce(t *testing.T) {
 }
 
 // If the service does not know the session any more, it is not known whether an atomic operation was done, and so it
-// ends. A fence behind it, too, may have been executed or not.
+// ends. A fence behind it, too, may have been executed or not, and what has a fence behind that must not be executed without it (O6).
 func TestAtomicNotRepeated(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		u := use(t, d, addr, rdma.FreeStart)
 		await, release := s.Hold(func(op *backend.Op) bool { return op.Kind == backend.Write })
 		add := u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 64)
 		add.Operand = 3
-		u.post(add, u.work(rdma.OpWrite, 2, rdma.Fence, 512, 512, 4096), u.work(rdma.OpRead, 3, rdma.Fence, 1024, 512, 0))
+		u.bytes(512, 1)[0] = 1
+		u.post(add, u.work(rdma.OpWrite, 2, rdma.Fence, 512, 512, 4096), u.work(rdma.OpWrite, 3, rdma.Fence, 512, 512, 8192))
 		await(1)
 		f.hideAway()
 		remote.Cut(u.qp)
@@ -283,13 +286,57 @@ func TestAtomicNotRepeated(t *testing.T) {
 		f.start(service.Config{}, f.l.Addr().String())
 		u.want(1, rdma.StatusTransport)
 		u.want(2, rdma.StatusTransport)
-		u.want(3, rdma.StatusOK)
+		u.want(3, rdma.StatusTransport)
+		u.post(u.work(rdma.OpRead, 4, rdma.Fence, 1024, 512, 0))
+		u.want(4, rdma.StatusFenced)
+		u.post(u.work(rdma.OpRead, 5, rdma.Fence, 1024, 512, 0), u.work(rdma.OpRead, 6, 0, 1536, 512, 4096), u.work(rdma.OpRead, 7, 0, 2048, 512, 8192))
+		u.want(5, rdma.StatusOK)
+		u.want(6, rdma.StatusOK)
+		u.want(7, rdma.StatusOK)
 		if n := binary.NativeEndian.Uint64(u.bytes(1024+64, 8)); n != 3 {
 			t.Errorf("3 was added, and the sum is %d", n)
 		}
-		u.post(u.work(rdma.OpWrite, 4, rdma.Fence, 0, 512, 0))
-		u.want(4, rdma.StatusOK)
+		if u.bytes(2048, 1)[0] == 1 && u.bytes(1536, 1)[0] != 1 { // the service may have done both before it noticed the end
+			t.Error("what has a fence behind another work is there without that")
+		}
 	})
+}
+
+// A Write behind which a fence may have let others know that it is done is not done again over what they have written since: the service
+// does not know the session any more, and so not that it has done it.
+func TestToldOfNotRepeated(t *testing.T) {
+	for name, behind := range map[string]func(u *user) rdma.Work{
+		"a Write with a fence": func(u *user) rdma.Work { return u.work(rdma.OpWrite, 2, rdma.Fence, 0, 512, 4096) },
+		"an atomic operation":  func(u *user) rdma.Work { return u.work(rdma.OpFetchAdd, 2, 0, 0, 8, 4096) },
+	} {
+		asked, goOn := make(chan struct{}), make(chan struct{})
+		var ask sync.Once
+		again := make(map[uint64]bool)
+		s := lie(t, nil, truth, func(r wire.Request, p *wire.Response) []byte {
+			first := false
+			ask.Do(func() {
+				first = true
+				close(asked)
+				<-goOn // and nobody hears of it
+			})
+			again[r.Offset] = again[r.Offset] || r.Length > 0 && !first
+			return p.AppendTo(nil)
+		})
+		u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+		u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0), behind(u))
+		<-asked
+		remote.Cut(u.qp)
+		close(goOn)
+		u.want(1, rdma.StatusTransport)
+		u.want(2, rdma.StatusTransport)
+		u.post(u.work(rdma.OpRead, 3, rdma.Fence, 0, 512, 8192))
+		u.want(3, rdma.StatusFenced)
+		u.post(u.work(rdma.OpWrite, 4, 0, 0, 512, 8192))
+		u.want(4, rdma.StatusOK)
+		if again[0] || again[4096] {
+			t.Errorf("behind it %s: what was sent again is %v", name, again)
+		}
+	}
 }
 
 // A work that ends because it cannot be repeated lets those be retired that have waited for it only. What is behind these is

@@ -57,8 +57,7 @@ func (q *queuePair) isDirect(w *work) bool {
 	case w.n == 0 || w.stag != q.info.STag || q.info.Rights&right == 0 || w.flags&(rdma.Barrier|rdma.Durable) != 0:
 		return false
 	}
-	free := (q.order&rdma.FreeStart != 0 || w.flags&rdma.RelaxedOrder != 0) && !w.fence
-	return free || q.out == l.direct.acks
+	return !q.isStrict(w) && !w.fence || q.out == l.direct.acks
 }
 
 // waitsForDirect reports whether w would change what an RDMA Write changes that is not known to be placed, or may tell others that what is before it
@@ -66,11 +65,10 @@ func (q *queuePair) isDirect(w *work) bool {
 // top of what others have written who have seen w. So w waits, if it changes octets and has a fence, and so does an atomic operation that comes
 // behind any such Write: it may release a lock.
 func (q *queuePair) waitsForDirect(w *work) bool {
-	if w.opcode == rdma.OpRead || w.opcode == rdma.OpFlush {
+	if !w.changes() {
 		return false
 	}
-	atomic := w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd
-	behind := w.fence || atomic && q.order&rdma.FreeStart == 0 && w.flags&rdma.RelaxedOrder == 0
+	behind := w.fence || w.isAtomic() && q.isStrict(w)
 	for _, list := range [...][]*piece{q.link.direct.writes, q.senders} {
 		for _, p := range list {
 			if !p.direct || p.w == w || p.w.opcode != rdma.OpWrite {
@@ -162,8 +160,12 @@ func (q *queuePair) resendDirect(p *piece) {
 // waitsForReads reports whether a request of w has to wait for RDMA Reads before it: if it has a fence, and if it
 // does on a strict queue pair what only a Write may do before an earlier Read has read (O1).
 func (q *queuePair) waitsForReads(w *work) bool {
-	strict := q.order&rdma.FreeStart == 0 && w.flags&rdma.RelaxedOrder == 0
-	return w.fence || strict && w.opcode != rdma.OpRead && w.opcode != rdma.OpWrite
+	return w.fence || q.isStrict(w) && w.opcode != rdma.OpRead && w.opcode != rdma.OpWrite
+}
+
+// isStrict reports whether w comes behind what was posted before (O1).
+func (q *queuePair) isStrict(w *work) bool {
+	return q.order&rdma.FreeStart == 0 && w.flags&rdma.RelaxedOrder == 0
 }
 
 // posted notes that p was posted.
