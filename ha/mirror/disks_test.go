@@ -27,7 +27,19 @@ func (l *lab) withFaults() func(n *node) *faulty.Store {
 	return func(n *node) *faulty.Store { return stores[n.disk] }
 }
 
-var errDisk = errors.New("the disk is broken")
+var (
+	errDisk       = errors.New("the disk is broken")
+	errUnreadable = &backend.MediumError{Kind: backend.Read, Err: errDisk}
+)
+
+// misses expects that a read from node n ends with an error of the medium.
+func (l *lab) misses(n *node, off, length int64) {
+	l.t.Helper()
+	err := l.do(n, backend.Op{Kind: backend.Read, Off: off, Len: length, Segs: [][]byte{make([]byte, length)}})
+	if _, ok := errors.AsType[*backend.MediumError](err); !ok {
+		l.t.Errorf("a read of %d bytes at %d from node %d ends with %v", length, off, n.id, err)
+	}
+}
 
 // badDisks are what can happen to a disk that writes. break returns what mends it.
 var badDisks = map[string]func(s *faulty.Store) (mend func()){
@@ -67,15 +79,13 @@ func TestBadDisks(t *testing.T) {
 					serves := a
 					if victim == 0 {
 						serves = b
-						l.await(b, "it takes over", func(s replica.State) bool { return s.Role == replica.Primary })
+						l.serves(b)
 					}
-					l.await(serves, "the bad disk is left out", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(serves.id) })
+					l.alone(serves)
 					l.expect(serves, 64<<10, want)
 					more := bytesOf(4096, 3)
 					l.write(serves, 1<<20, more)
-					if err := l.do(serves, backend.Op{Kind: backend.Flush}); err != nil {
-						t.Errorf("a flush ends with %v", err)
-					}
+					l.flush(serves)
 					mend()
 					l.level(serves)
 					other := l.nodes[1-serves.id]
@@ -121,22 +131,19 @@ func TestAloneAndFull(t *testing.T) {
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		store(a).Fill(0)
 		want := bytesOf(128<<10, 2)
 		l.write(a, 64<<10, want)
-		var moved *backend.MovedError
-		if err := l.do(a, backend.Op{Kind: backend.Flush}); !errors.As(err, &moved) {
+		if err := l.do(a, backend.Op{Kind: backend.Flush}); !isMoved(err) {
 			t.Errorf("a flush to a full disk ends with %v", err)
 		}
 		store(a).Fill(-1)
-		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-			t.Errorf("a flush when there is room again ends with %v", err)
-		}
+		l.flush(a)
 		l.expect(a, 64<<10, want)
 		a.cutPower(nil, 0)
 		a.start()
-		l.await(a, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.serves(a)
 		l.expect(a, 64<<10, want)
 		b.start()
 		l.level(a)
@@ -154,21 +161,19 @@ func TestFlushAfterKill(t *testing.T) {
 			a := l.nodes[0]
 			if nodes == 2 {
 				l.nodes[1].kill()
-				l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+				l.alone(a)
 			}
 			want := bytesOf(128<<10, 2)
 			l.write(a, 64<<10, want)
 			l.expect(a, 64<<10, want) // its copy has it
 			a.kill()
 			a.start()
-			l.await(a, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.serves(a)
 			l.expect(a, 64<<10, want)
-			if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-				t.Fatal(err)
-			}
+			l.flush(a)
 			a.cutPower(nil, 0)
 			a.start()
-			l.await(a, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.serves(a)
 			l.expect(a, 64<<10, want)
 			if nodes == 2 {
 				l.nodes[1].start()
@@ -209,19 +214,16 @@ func TestReadError(t *testing.T) {
 		a := l.nodes[0]
 		want := bytesOf(128<<10, 2)
 		l.written(a, want)
-		mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096, Times: 1}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096, Times: 1}, errUnreadable)
 		l.expect(a, 64<<10, want)
 		mend()
 		l.expect(a, 64<<10, want)
 		if s := a.mirror.State(); s.Role != replica.Primary || s.View.InSync != replica.NodesOf(0, 1) {
 			t.Errorf("a read error has changed %+v", s)
 		}
-		mendA := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
-		mend = store(l.nodes[1]).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
-		var medium *backend.MediumError
-		if err := l.do(a, backend.Op{Kind: backend.Read, Off: 64 << 10, Len: 4096, Segs: [][]byte{make([]byte, 4096)}}); !errors.As(err, &medium) {
-			t.Errorf("what no disk can read ends with %v", err)
-		}
+		mendA := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, errUnreadable)
+		mend = store(l.nodes[1]).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, errUnreadable)
+		l.misses(a, 64<<10, 4096)
 		mendA()
 		mend()
 		l.expect(a, 64<<10, want)
@@ -241,7 +243,7 @@ func TestBadForGood(t *testing.T) {
 		l.write(a, granule, want)
 		l.expect(a, granule, want) // its disk has it
 		spoil := func(n *node, off int64) (mend func()) {
-			return store(n).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			return store(n).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: 512}, errUnreadable)
 		}
 		mend := spoil(a, bad)
 		spoil(b, other) // until it ends
@@ -261,18 +263,15 @@ func TestBadForGood(t *testing.T) {
 		for _, n := range []*node{b, a} { // it comes back to the office, and remembers nothing
 			a.mirror.push(item{event: replica.Switch{ID: isOrder, To: n.id}})
 			b.mirror.push(item{event: replica.Switch{ID: isOrder, To: n.id}})
-			l.await(n, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.serves(n)
 			l.level(n)
 			l.expect(n, granule, want)
 		}
 
 		time.Sleep(time.Minute) // all is durable, and this node knows that
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
-		var medium *backend.MediumError
-		if err := l.do(a, backend.Op{Kind: backend.Read, Off: bad, Len: 512, Segs: [][]byte{make([]byte, 512)}}); !errors.As(err, &medium) {
-			t.Errorf("what the only copy cannot read ends with %v", err)
-		}
+		l.alone(a)
+		l.misses(a, bad, 512)
 		l.expect(a, granule, want[:8192])
 		l.expect(a, other, want[16384:])
 		b.start()
@@ -296,11 +295,9 @@ func TestNotWrittenEither(t *testing.T) {
 		want := bytesOf(64<<10, 2)
 		l.write(a, granule, want)
 		l.expect(a, granule, want)
-		mend := store(a).Fail(faulty.Match{Kinds: append(faulty.Reads, faulty.Writes...), Off: bad, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mend := store(a).Fail(faulty.Match{Kinds: append(faulty.Reads, faulty.Writes...), Off: bad, Len: 512}, errUnreadable)
 		l.expect(a, granule, want)
-		l.await(b, "it serves alone", func(s replica.State) bool {
-			return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(1)
-		})
+		l.alone(b)
 		l.expect(b, granule, want)
 		more := bytesOf(512, 3)
 		l.write(b, bad, more)
@@ -312,7 +309,7 @@ func TestNotWrittenEither(t *testing.T) {
 		mend()
 		l.level(b)
 		b.cutPower(nil, 0)
-		l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.serves(a)
 		l.expect(a, granule, want)
 		b.start()
 		l.level(a)
@@ -334,11 +331,9 @@ func TestNotWrittenAmongDrained(t *testing.T) {
 		for _, n := range l.nodes {
 			n.mirror.Drain(replica.NodesOf(b.id))
 		}
-		mend := store(a).Fail(faulty.Match{Kinds: append(faulty.Reads, faulty.Writes...), Off: bad, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mend := store(a).Fail(faulty.Match{Kinds: append(faulty.Reads, faulty.Writes...), Off: bad, Len: 512}, errUnreadable)
 		l.expect(a, granule, want)
-		l.await(b, "it serves alone", func(s replica.State) bool {
-			return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(1)
-		})
+		l.alone(b)
 		if s := b.mirror.State(); s.View.Term != 3 {
 			t.Errorf("the office went to and fro: %+v", s.View)
 		}
@@ -360,23 +355,16 @@ func TestNobodyCanRead(t *testing.T) {
 		old, want := bytesOf(64<<10, 1), bytesOf(64<<10, 2)
 		l.write(a, granule, old)
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		l.write(a, granule, want)
 		l.expect(a, granule, want) // its disk has it
-		mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: bad, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: bad, Len: 512}, errUnreadable)
 		b.start()
 		l.level(a)
 		if s, _ := a.mirror.Status(); s.Lost != 512 || s.Missing != 0 {
 			t.Errorf("node 0 has let its peer go without %d bytes, and goes without %d; should be 512 and 0", s.Lost, s.Missing)
 		}
-		misses := func(n *node, off, length int64) {
-			t.Helper()
-			var medium *backend.MediumError
-			if err := l.do(n, backend.Op{Kind: backend.Read, Off: off, Len: length, Segs: [][]byte{make([]byte, length)}}); !errors.As(err, &medium) {
-				t.Errorf("a read of %d bytes at %d from node %d ends with %v", length, off, n.id, err)
-			}
-		}
-		misses(a, bad, 512)
+		l.misses(a, bad, 512)
 		others := func(n *node) {
 			t.Helper()
 			l.expect(n, granule, want[:8192])
@@ -384,17 +372,17 @@ func TestNobodyCanRead(t *testing.T) {
 		}
 		others(a)
 		a.cutPower(nil, 0)
-		l.await(b, "alone", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(1) })
-		misses(b, bad, 512)
+		l.alone(b)
+		l.misses(b, bad, 512)
 		others(b)
 		b.cutPower(nil, 0)
 		if kept, err := Inspect(b.files); err != nil || kept.Missing != 512 {
 			t.Errorf("the metadata of node 1 tell %+v, %v", kept, err)
 		}
 		b.start()
-		l.await(b, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
-		misses(b, granule, 64<<10)
-		misses(b, bad-512, 1024)
+		l.serves(b)
+		l.misses(b, granule, 64<<10)
+		l.misses(b, bad-512, 1024)
 		others(b)
 		if s, _ := b.mirror.Status(); s.Missing != 512 {
 			t.Errorf("node 1 goes without %d bytes, and should without 512", s.Missing)
@@ -402,19 +390,17 @@ func TestNobodyCanRead(t *testing.T) {
 		more := bytesOf(512, 3)
 		l.write(b, bad, more)
 		l.expect(b, bad, more)
-		if err := l.do(b, backend.Op{Kind: backend.Flush}); err != nil {
-			t.Error(err)
-		}
+		l.flush(b)
 		b.cutPower(nil, 0)
 		mend()
 		b.start()
-		l.await(b, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.serves(b)
 		l.expect(b, bad, more)
 		others(b)
 		a.start()
 		l.level(b)
 		b.cutPower(nil, 0)
-		l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.serves(a)
 		l.expect(a, bad, more)
 		others(a)
 		b.start()
@@ -433,33 +419,27 @@ func TestLatentBlock(t *testing.T) {
 		a, b := l.nodes[0], l.nodes[1]
 		want := bytesOf(64<<10, 2)
 		l.write(a, at, want)
-		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-			t.Fatal(err)
-		}
-		alone := func(n *node) {
-			t.Helper()
-			l.await(n, "alone", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(n.id) })
-		}
+		l.flush(a)
 		for _, x := range []struct{ serves, restarts *node }{{a, b}, {b, a}} {
 			time.Sleep(5 * time.Second) // all have it durable, and know that
 			l.write(a, at+512<<10, bytesOf(512, 3))
 			x.restarts.cutPower(nil, 0)
-			alone(x.serves)
-			mend := store(x.serves).Fail(faulty.Match{Kinds: faulty.Reads, Off: at + 8192, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			l.alone(x.serves)
+			mend := store(x.serves).Fail(faulty.Match{Kinds: faulty.Reads, Off: at + 8192, Len: 512}, errUnreadable)
 			x.restarts.start()
 			l.level(x.serves)
 			if s, _ := x.serves.mirror.Status(); s.Lost != 0 {
 				t.Errorf("a copy goes without %d bytes", s.Lost)
 			}
 			x.serves.cutPower(nil, 0)
-			alone(x.restarts)
+			l.alone(x.restarts)
 			l.expect(x.restarts, at, want)
 			mend()
 			x.serves.start()
 			l.level(x.restarts)
 			if x.restarts == b {
 				b.mirror.push(item{event: replica.Switch{ID: isOrder, To: 0}})
-				l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+				l.serves(a)
 				l.level(a)
 			}
 		}
@@ -499,14 +479,14 @@ func TestLossesAreNamed(t *testing.T) {
 		l.begin()
 		a, b := l.nodes[0], l.nodes[1]
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		l.write(a, 1<<20, bytesOf(128<<10, 2))
 		want, off := "", int64(1<<20)
 		var mends []func()
 		for i := range namedLosses + 1 {
 			n := int64(512 + 512*(i%2))
 			want += fmt.Sprintf(" %d+%d", off, n)
-			mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: n}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: n}, errUnreadable)
 			mends = append(mends, mend)
 			off += n + 512
 		}
@@ -538,9 +518,9 @@ func TestMissingIsTriedAgain(t *testing.T) {
 			a, b := l.nodes[0], l.nodes[1]
 			want := bytesOf(64<<10, 2)
 			b.kill()
-			l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+			l.alone(a)
 			l.write(a, 1<<20, want)
-			mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 1 << 20, Len: 64 << 10}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 1 << 20, Len: 64 << 10}, errUnreadable)
 			b.start()
 			l.level(a)
 			mend()
@@ -551,7 +531,7 @@ func TestMissingIsTriedAgain(t *testing.T) {
 			switch how {
 			case "returns":
 				b.cutPower(nil, 0)
-				l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+				l.alone(a)
 				b.start()
 				l.level(a)
 			case "read":
@@ -559,16 +539,12 @@ func TestMissingIsTriedAgain(t *testing.T) {
 				l.level(b)
 				l.expect(b, 1<<20, want)
 				l.expect(b, 1<<20, want) // when the repair is on its disk
-				if err := l.do(b, backend.Op{Kind: backend.Flush}); err != nil {
-					t.Error(err)
-				}
+				l.flush(b)
 			case "verify":
 				if v, err := a.mirror.Verify(t.Context(), true, 0); err != nil || v.Unreadable != 1 || v.Repaired != 1 || v.Found[0].Unreadable != replica.NodesOf(1) {
 					t.Errorf("a comparison: %+v, %v", v, err)
 				}
-				if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-					t.Error(err)
-				}
+				l.flush(a)
 			}
 			if n := missing(); n != 0 {
 				t.Errorf("%s: node 1 goes without %d bytes still", how, n)
@@ -589,31 +565,23 @@ func TestReadErrorsOnBoth(t *testing.T) {
 		l.written(a, want)
 		l.expect(a, 64<<10, want)
 		bad := func(n *node, off int64) (mend func()) {
-			return store(n).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
-		}
-		read := func(off, n int64) error {
-			return l.do(a, backend.Op{Kind: backend.Read, Off: off, Len: n, Segs: [][]byte{make([]byte, n)}})
+			return store(n).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: 4096}, errUnreadable)
 		}
 		mendB := bad(b, 80<<10)
 		mendA := bad(a, 72<<10)
-		var medium *backend.MediumError
 		l.expect(a, 64<<10, want) // it is written anew, and this disk still refuses
 		mendA()
 		l.expect(a, 64<<10, want)
-		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 72 << 10, Len: 4096, Times: 2}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 72 << 10, Len: 4096, Times: 2}, errUnreadable)
 		l.expect(a, 64<<10, want)
 		// Of one piece each lacks another block. This disk refuses the request, the piece and the block.
-		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 88<<10 + 512, Len: 512, Times: 3}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
-		mendBlock := store(b).Fail(faulty.Match{Kinds: faulty.Reads, Off: 88<<10 + 1024, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 88<<10 + 512, Len: 512, Times: 3}, errUnreadable)
+		mendBlock := store(b).Fail(faulty.Match{Kinds: faulty.Reads, Off: 88<<10 + 1024, Len: 512}, errUnreadable)
 		l.expect(a, 64<<10, want)
 		mendBlock()
 		mendA = bad(a, 80<<10)
-		if err := read(64<<10, 64<<10); !errors.As(err, &medium) {
-			t.Errorf("what no disk can read ends with %v", err)
-		}
-		if err := read(64<<10, 16<<10); err != nil {
-			t.Errorf("what is before it ends with %v", err)
-		}
+		l.misses(a, 64<<10, 64<<10)
+		l.expect(a, 64<<10, want[:16<<10])
 		mendA()
 		mendB()
 	})

@@ -282,9 +282,7 @@ func atomicWrites(t *testing.T, seed uint64) {
 	for at := range int64(places) {
 		l.write(a, at*length, bytes.Repeat([]byte{1}, length))
 	}
-	if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-		t.Fatal(err)
-	}
+	l.flush(a)
 	var images [2][]byte
 	var left [2]*files
 	chance := []float64{0.2, 0.5, 0.8}[r.IntN(3)]
@@ -303,9 +301,7 @@ func atomicWrites(t *testing.T, seed uint64) {
 			}
 		}
 	}
-	if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-		t.Fatal(err)
-	}
+	l.flush(a)
 	l.end()
 	if images[0] == nil {
 		t.Fatalf("the power did not go: there were only %d steps", s.n)
@@ -349,7 +345,7 @@ func TestJournalGivenUp(t *testing.T) {
 		if err := l.do(a, backend.Op{Kind: backend.Write, Flags: backend.Atomic, Off: 8192, Len: wholeLen, Segs: [][]byte{same(1)}}); err != nil {
 			t.Fatal(err)
 		}
-		l.await(a, "the bad disk is left out", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(a.id) })
+		l.alone(a)
 		l.setCut(a.id, b.id, true)
 		for i := range 200 { // more than the log has room for
 			l.write(a, int64(i)*8192, same(byte(i)))
@@ -357,9 +353,7 @@ func TestJournalGivenUp(t *testing.T) {
 		set(false)
 		l.setCut(a.id, b.id, false)
 		l.level(a)
-		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-			t.Fatal(err)
-		}
+		l.flush(a)
 		if _, list, err := pendingIn(b.files); len(list) > 0 || err != nil {
 			t.Errorf("the copy still keeps %d writes, %v", len(list), err)
 		}

@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,15 +54,14 @@ func TestReadsLeaveHungDisk(t *testing.T) {
 		read(stays, 4096)
 		proved := make(chan error, 1)
 		go func() { proved <- backend.Prove(a.mirror, op.Term) }()
-		l.await(b, "it takes over", func(s replica.State) bool { return s.Role == replica.Primary })
-		var moved *backend.MovedError
-		if over := <-leaves.done; !errors.As(over.Err, &moved) || !leaves.left || leaves.free != 0 {
+		l.serves(b)
+		if over := <-leaves.done; !isMoved(over.Err) || !leaves.left || leaves.free != 0 {
 			t.Errorf("the read has ended with %v; its memory was left: %v, and is free: %d", over.Err, leaves.left, leaves.free)
 		}
 		synctest.Wait()
 		select {
 		case err := <-proved:
-			if !errors.As(err, &moved) {
+			if !isMoved(err) {
 				t.Errorf("a proof that it serves ends with %v", err)
 			}
 		default:
@@ -77,7 +75,7 @@ func TestReadsLeaveHungDisk(t *testing.T) {
 		default:
 		}
 		hang.Release()
-		if over := <-stays.done; !errors.As(over.Err, &moved) {
+		if over := <-stays.done; !isMoved(over.Err) {
 			t.Errorf("the read that had to wait has ended with %v", over.Err)
 		}
 		synctest.Wait()
@@ -97,7 +95,7 @@ func TestReadsKeepHungDisk(t *testing.T) {
 		a, b := l.nodes[0], l.nodes[1]
 		l.written(a, bytesOf(128<<10, 1))
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		hang := store(a).Hold(faulty.Match{})
 		defer hang.Release()
 		c := &leaver{done: make(chan *backend.Op, 1)}

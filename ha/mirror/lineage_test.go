@@ -30,11 +30,11 @@ func TestForcedAside(t *testing.T) {
 			time.Sleep(30 * time.Second) // all is durable on both, and known to be
 			v := b.mirror.State().View
 			b.kill()
-			l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+			l.alone(a)
 			for range 3 { // the other one knows views of higher versions than that with which the lineage begins
 				a.kill()
 				a.start()
-				l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+				l.serves(a)
 			}
 			l.write(a, 1<<20, bytesOf(64<<10, 2))
 			time.Sleep(wait)
@@ -52,7 +52,7 @@ func TestForcedAside(t *testing.T) {
 			}
 			l.register.view = v
 			b.start()
-			l.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.serves(b)
 			l.write(b, 2<<20, bytesOf(64<<10, 3))
 			a.start()
 			l.level(b)
@@ -78,7 +78,7 @@ func TestForcedStale(t *testing.T) {
 		a, b := l.nodes[0], l.nodes[1]
 		time.Sleep(30 * time.Second) // no region is set any more
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		l.write(a, 1<<20, bytesOf(64<<10, 2))
 		a.kill()
 		b.start()
@@ -106,7 +106,7 @@ func TestForcedStale(t *testing.T) {
 			t.Errorf("%d bytes were copied, and not all", copied)
 		}
 		a.kill()
-		l.await(b, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(b.id) })
+		l.alone(b)
 		b.kill()
 		a.start()
 		time.Sleep(30 * time.Second)
@@ -227,7 +227,7 @@ func runForced(t *testing.T, nodes int, r *rand.Rand) (partly int) {
 	want := x.disk.Crash(nil, 1)
 	l.register.view = v
 	x.start()
-	l.await(x, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+	l.serves(x)
 	rnd := rand.New(rand.NewPCG(r.Uint64(), 0))
 	for _, i := range r.Perm(nodes) {
 		got := make([]byte, testSize)

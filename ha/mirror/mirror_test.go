@@ -457,6 +457,20 @@ func (l *lab) level(n *node) {
 	})
 }
 
+// serves waits until node n is the primary.
+func (l *lab) serves(n *node) {
+	l.t.Helper()
+	l.await(n, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+}
+
+// alone waits until node n is the primary, and only its copy is in sync.
+func (l *lab) alone(n *node) {
+	l.t.Helper()
+	l.await(n, "primary of no other copy", func(s replica.State) bool {
+		return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(n.id)
+	})
+}
+
 func (l *lab) begin() {
 	l.t.Helper()
 	for _, n := range l.nodes {
@@ -474,7 +488,7 @@ func (l *lab) end() {
 		}
 		if s := n.mirror.State(); s.Role == replica.Primary {
 			v, err := n.mirror.Verify(context.Background(), false, 0)
-			if _, ok := errors.AsType[*backend.MovedError](err); ok { // State may be a moment behind
+			if isMoved(err) { // State may be a moment behind
 				l.await(n, "another one is", func(s replica.State) bool { return s.Role != replica.Primary })
 			}
 			if err != nil && n.mirror.State().Role != replica.Primary {
@@ -504,6 +518,14 @@ func (l *lab) write(n *node, off int64, b []byte) {
 	l.t.Helper()
 	if err := l.do(n, backend.Op{Kind: backend.Write, Off: off, Len: int64(len(b)), Segs: [][]byte{b}}); err != nil {
 		l.t.Fatalf("write of %d bytes at %d to node %d: %v", len(b), off, n.id, err)
+	}
+}
+
+// flush expects that what node n has answered becomes durable.
+func (l *lab) flush(n *node) {
+	l.t.Helper()
+	if err := l.do(n, backend.Op{Kind: backend.Flush}); err != nil {
+		l.t.Fatalf("flush of node %d: %v", n.id, err)
 	}
 }
 
@@ -576,7 +598,7 @@ func TestPeerKilled(t *testing.T) {
 		l.write(a, 0, bytesOf(100<<10, 1))
 		b.kill()
 		l.write(a, 50<<10, bytesOf(100<<10, 2))
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		l.write(a, 2<<20, bytesOf(64<<10, 3))
 		b.start()
 		l.level(a)
@@ -600,12 +622,11 @@ func TestPrimaryKilled(t *testing.T) {
 		for i := range 64 {
 			l.write(a, int64(i)*4096, bytesOf(4096, byte(i)))
 		}
-		var moved *backend.MovedError
-		if err := l.do(b, backend.Op{Kind: backend.Flush}); !errors.As(err, &moved) {
+		if err := l.do(b, backend.Op{Kind: backend.Flush}); !isMoved(err) {
 			t.Errorf("a flush at a node that is not the primary: %v", err)
 		}
 		a.kill()
-		l.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.serves(b)
 		for i := range 64 {
 			l.expect(b, int64(i)*4096, bytesOf(4096, byte(i)))
 		}

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -64,8 +63,7 @@ func (w *worker) do(op backend.Op, uncertain func()) error {
 		if m != nil {
 			o := op
 			err := backendtest.Do(m, &o)
-			var moved *backend.MovedError
-			if !errors.As(err, &moved) {
+			if !isMoved(err) {
 				return err
 			}
 			uncertain()
@@ -276,9 +274,7 @@ func TestAllPowerCut(t *testing.T) {
 			a := l.nodes[0]
 			want := bytesOf(256<<10, 7)
 			l.write(a, 64<<10, want)
-			if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-				t.Fatal(err)
-			}
+			l.flush(a)
 			for _, n := range l.nodes {
 				n.cutPower(nil, 0)
 			}
@@ -301,12 +297,10 @@ func TestAloneThenPowerCut(t *testing.T) {
 		a, b := l.nodes[0], l.nodes[1]
 		l.write(a, 0, bytesOf(128<<10, 1))
 		b.kill()
-		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.alone(a)
 		want := bytesOf(64<<10, 2)
 		l.write(a, 1<<20, want)
-		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-			t.Fatal(err)
-		}
+		l.flush(a)
 		a.cutPower(nil, 0)
 		b.start()
 		time.Sleep(5 * time.Second)
@@ -316,7 +310,7 @@ func TestAloneThenPowerCut(t *testing.T) {
 		a.start()
 		l.level(a)
 		a.kill()
-		l.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.serves(b)
 		l.expect(b, 1<<20, want)
 		a.start()
 		l.level(b)
@@ -334,9 +328,7 @@ func TestLostMetadata(t *testing.T) {
 			a, b := l.nodes[0], l.nodes[1]
 			want := bytesOf(128<<10, 1)
 			l.write(a, 0, want)
-			if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-				t.Fatal(err)
-			}
+			l.flush(a)
 			if alone {
 				a.kill()
 			}
@@ -426,8 +418,7 @@ func TestReadKeepsBuffers(t *testing.T) {
 		}
 		gate.Release()
 		<-w
-		var moved *backend.MovedError
-		if !errors.As(op.Err, &moved) {
+		if !isMoved(op.Err) {
 			t.Errorf("the read ends with %v", op.Err)
 		}
 		l.end()

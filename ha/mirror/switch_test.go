@@ -29,9 +29,8 @@ func TestMinCopiesDiffer(t *testing.T) {
 		}
 		l.level(b)
 		a.kill()
-		l.await(b, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(b.id) })
-		var moved *backend.MovedError
-		if err := l.do(b, backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{bytesOf(4096, 2)}}); !errors.As(err, &moved) {
+		l.alone(b)
+		if err := l.do(b, backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{bytesOf(4096, 2)}}); !isMoved(err) {
 			t.Errorf("a write to one copy of two ends with %v", err)
 		}
 		a.start()
@@ -65,11 +64,9 @@ func TestSwitchToOneOf(t *testing.T) {
 				hang := store(b).Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
 				defer hang.Release()
 				l.write(a, 0, bytesOf(4096, 1))
-				if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
-					t.Fatal(err)
-				}
+				l.flush(a)
 				leave(t, a.mirror)
-				l.await(c, "it takes over", func(s replica.State) bool { return s.Role == replica.Primary })
+				l.serves(c)
 				hang.Release()
 				l.level(c)
 			})
