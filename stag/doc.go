@@ -6,7 +6,7 @@
 //
 //	conventional memory regions
 //
-//	  Register ──► Valid ──Invalidate, Revoke──► Invalid ──Reregister──► Valid (next key)
+//	  Register ──► Valid ──Invalidate, Revoke──► Invalid
 //	                 └────────────────Deregister───┴──► Free
 //
 //	one-shot STags, Host 1

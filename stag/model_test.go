@@ -200,31 +200,6 @@ func (m *machine) register(t *rapid.T) {
 	m.fresh(t, s, &tagModel{state: Valid, domain: d, stream: own, base: r.Base, memory: memory, access: r.Access})
 }
 
-func (m *machine) reregister(t *rapid.T) {
-	s := m.tag(t)
-	r, memory := m.region(t)
-	g := m.tags[s]
-	next, err := m.table.Reregister(s, r)
-	want := error(nil)
-	switch {
-	case g == nil || g.state != Invalid:
-		want = ErrState
-	case g.refs > 0:
-		want = ErrBusy
-	case m.ended[g.stream]:
-		want = ErrEnded
-		delete(m.tags, s) // only Free can reach it any more
-	}
-	if err != want {
-		t.Fatalf("reregister %08x: %v, want %v", s, err, want)
-	}
-	if err != nil {
-		return
-	}
-	m.drop(s)
-	m.fresh(t, next, &tagModel{state: Valid, domain: g.domain, stream: g.stream, base: r.Base, memory: memory, access: r.Access})
-}
-
 func (m *machine) deregister(t *rapid.T) {
 	s := m.tag(t)
 	g := m.tags[s]
@@ -435,7 +410,6 @@ func TestModel(t *testing.T) {
 			"acquire 3":  m.acquire,
 			"release":    m.release,
 			"register":   m.register,
-			"reregister": m.reregister,
 			"deregister": m.deregister,
 			"invalidate": m.invalidateLocally,
 			"reserve":    m.reserve,

@@ -9,7 +9,7 @@ import (
 )
 
 // slot is an entry of the table. The fields after word describe the region. They change only while
-// the word says Reserved or changing, or Free with an owner, which is whoever made it Free.
+// the word says Reserved, or Free with an owner, which is whoever made it Free.
 type slot struct {
 	word atomic.Uint64
 

@@ -272,50 +272,6 @@ func TestCloseErrors(t *testing.T) {
 	held.Release()
 }
 
-func TestReregister(t *testing.T) {
-	table := NewTable(10)
-	d := table.NewDomain()
-	st := table.NewStream(d, 1)
-	s := must(table.Register(d, nil, Region{Segments: segs(0, 16), Base: 0, Access: all}))
-	if _, err := table.Reregister(s, Region{}); err != ErrState {
-		t.Errorf("valid region registered again: %v", err)
-	}
-	r := must(st.Acquire(RemoteWrite, s, 0, 16))
-	if quiet, err := st.Invalidate(s); quiet || err != nil {
-		t.Errorf("invalidate under a reference: %v, %v", quiet, err)
-	}
-	if _, err := table.Reregister(s, Region{}); err != ErrBusy {
-		t.Errorf("registered again under a reference: %v", err)
-	}
-	if !r.Release() {
-		t.Error("last reference of an invalid region was not the last")
-	}
-	if _, err := table.Reregister(s, Region{Segments: segs(0, 2), Base: math.MaxUint64, Access: all}); err != ErrRegion {
-		t.Errorf("region that wraps: %v", err)
-	}
-	s2 := must(table.Reregister(s, Region{Segments: segs(50, 8), Base: 0, Access: AccessRemoteRead}))
-	if s2.index() != s.index() || s2.key() != s.key()+1 {
-		t.Errorf("STag %08x after %08x", s2, s)
-	}
-	if _, err := st.Acquire(RemoteRead, s, 0, 1); lecOf(err) != 0x0100 {
-		t.Errorf("stale STag: %v", err)
-	}
-	r = must(st.Acquire(RemoteRead, s2, 0, 8))
-	if got := read(&r, 0, 8); got[0] != 50 {
-		t.Errorf("memory %v", got)
-	}
-	if _, err := st.Acquire(RemoteWrite, s2, 0, 8); lecOf(err) != 0x1100 {
-		t.Errorf("rights of the first registration: %v", err)
-	}
-	r.Release()
-	if err := table.Deregister(s2); err != nil {
-		t.Error(err)
-	}
-	if err := table.Deregister(s2); err != ErrState {
-		t.Errorf("deregistered twice: %v", err)
-	}
-}
-
 // TestDeregisterWaits: Deregister returns when the last of several references is released, not before.
 func TestDeregisterWaits(t *testing.T) {
 	table := NewTable(10)
@@ -392,9 +348,6 @@ func TestStreamEnd(t *testing.T) {
 	}
 	if _, err := table.Register(d, st, region); err != ErrEnded {
 		t.Errorf("Register: %v", err)
-	}
-	if _, err := table.Reregister(tags[Valid], region); err != ErrEnded {
-		t.Errorf("Reregister: %v", err)
 	}
 	if err := st.Free(); err != ErrBusy {
 		t.Errorf("freed under a reference: %v", err)

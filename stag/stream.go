@@ -192,18 +192,6 @@ func (st *Stream) RegisterAs(s STag, r Region) error {
 	return nil
 }
 
-// revalidate publishes a region of this stream that Reregister changed, if it has not ended.
-func (st *Stream) revalidate(sl *slot, w word) error {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.ended {
-		sl.word.Store(uint64(w.withState(Invalid)))
-		return ErrEnded
-	}
-	sl.word.Store(uint64(w))
-	return nil
-}
-
 // Owner returns the Region.Owner of an STag of this stream alone, or nil if s is no such STag or Disown was
 // called. The callers of Owner, Disown and TakeOwners need a lock of their own, which they also hold
 // whenever they make and free STags of the stream.
@@ -455,7 +443,7 @@ func (st *Stream) end(op Op, s STag) (bool, error) {
 func (s *slot) ending(w word, st *Stream, op Op, tag STag) (next word, fault Fault, ok bool) {
 	state := w.state()
 	switch {
-	case w.key() != tag.key(), state == Free, state >= Closing, state == changing, state == deregistering:
+	case w.key() != tag.key(), state == Free, state >= Closing, state == deregistering:
 		return w, InvalidSTag, false
 	case state == Invalid && op == Close:
 		return w, InvalidSTag, false
@@ -590,7 +578,7 @@ func (st *Stream) Free() error {
 	for sl := st.slots; sl != nil; {
 		next := sl.next
 		switch w := sl.load(); {
-		case w.state() == changing || w.state() == deregistering:
+		case w.state() == deregistering:
 			err = ErrState
 		case w.refs() != 0:
 			err = ErrBusy

@@ -220,40 +220,7 @@ func (t *Table) find(s STag) (*slot, word, error) {
 	return nil, 0, ErrState
 }
 
-// Reregister makes an Invalid conventional region valid again, with other memory and rights. The
-// index stays, the key is the next one. ErrBusy means that references are still held, ErrEnded that
-// the region belongs to a stream that has ended, whose Free frees it.
-func (t *Table) Reregister(s STag, r Region) (STag, error) {
-	if err := r.check(); err != nil {
-		return 0, err
-	}
-	sl, w, err := t.find(s)
-	if err != nil {
-		return 0, err
-	}
-	switch {
-	case w.state() != Invalid:
-		return 0, ErrState
-	case w.refs() != 0:
-		return 0, ErrBusy
-	}
-	next := w.nextUse(changing)
-	if !sl.swap(w, next) {
-		return 0, ErrState
-	}
-	sl.setRegion(&r)
-	next = next.withState(Valid).withAccess(r.Access)
-	if st := sl.stream.Load(); st != nil {
-		if err := st.revalidate(sl, next); err != nil {
-			return 0, err
-		}
-	} else {
-		sl.word.Store(uint64(next))
-	}
-	return sl.tag(next), nil
-}
-
-// Invalidate takes back a conventional region, which may be made valid again. quiet reports that
+// Invalidate ends the access to a conventional region, whose STag stays until Deregister. quiet reports that
 // no reference is held; otherwise the last Release reports it. An Invalid region stays Invalid.
 func (t *Table) Invalidate(s STag) (quiet bool, err error) {
 	for {
@@ -274,7 +241,7 @@ func (t *Table) Invalidate(s STag) (quiet bool, err error) {
 	}
 }
 
-// Deregister takes back a conventional region for good, and frees the STag. It blocks until no
+// Deregister ends the access to a conventional region, and frees the STag. It blocks until no
 // reference is held, so the caller must hold none.
 func (t *Table) Deregister(s STag) error {
 	for {

@@ -16,7 +16,6 @@ const (
 
 	Valid         // conventional region, access allowed
 	Invalid       // conventional region, invalidated
-	changing      // conventional region, Reregister is at work
 	deregistering // conventional region, Deregister waits for references
 
 	Reserved   // allocated, its value returned to the driver
@@ -29,7 +28,7 @@ const (
 
 func (s State) String() string {
 	return [...]string{
-		"FREE", "VALID", "INVALID", "CHANGING", "DEREGISTERING",
+		"FREE", "VALID", "INVALID", "DEREGISTERING",
 		"RESERVED", "BOUND", "ADVERTISED", "CLOSING", "RELEASED", "REVOKED",
 	}[s]
 }
