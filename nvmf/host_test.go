@@ -365,6 +365,9 @@ func TestQueueMadeAnew(t *testing.T) {
 	gate.Release()
 	<-over
 	io.q.Lock() // whoever has told that settles the queue first
+	if io.q.state != queueGone {
+		t.Errorf("the queue without a connection and commands is in state %d", io.q.state)
+	}
 	io.q.Unlock()
 	x.queue(id).must(rw(nvme.Read, 1), 512, nil, false)
 }
