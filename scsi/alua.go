@@ -3,7 +3,6 @@ package scsi
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"sync"
 
@@ -19,7 +18,7 @@ type TPGS uint8
 
 // Values of TPGS; both may be set.
 const (
-	ALUAImplicit TPGS = 1 << iota // the target does: LogicalUnit.SetAccessState
+	ALUAImplicit TPGS = 1 << iota // the target does: access.Table.SetGroup
 	ALUAExplicit                  // initiators do: SET TARGET PORT GROUPS
 )
 
@@ -35,9 +34,6 @@ const (
 	Offline            = access.Offline
 	Transitioning      = access.Transitioning
 )
-
-// ParseAccessState returns the state of that name, which String gives it.
-func ParseAccessState(name string) (AccessState, bool) { return access.ParseGroupState(name) }
 
 const (
 	supportedAccess     = 0xcf // T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP, AO_SUP
@@ -121,21 +117,6 @@ func (lu *LogicalUnit) AccessState(group uint16) PortGroupState {
 	}
 	g := lu.v.Access().Group(group)
 	return PortGroupState{Group: g.ID, State: g.State, Preferred: g.Preferred, cause: g.Cause}
-}
-
-// SetAccessState sets the access state of a target port group for the volume that this logical unit
-// shows, and whether it is the preferred one. Every nexus is told with unit attention 2A/06 if that is a
-// change. Commands that run already end as they would have. A group without ports keeps its
-// state for the ports that it gets.
-//
-// It may be called from any goroutine, and waits until the state is kept if the volume has
-// where (volume.Keeper). It fails without implicit ALUA, for a state that does not exist,
-// and if the state, which then has changed nevertheless, cannot be kept.
-func (lu *LogicalUnit) SetAccessState(group uint16, state AccessState, preferred bool) error {
-	if lu.alua.tpgs&ALUAImplicit == 0 {
-		return fmt.Errorf("scsi: logical unit %s has no implicit ALUA, so its access states cannot be set", lu.serial)
-	}
-	return lu.v.Access().SetGroup(access.Group{ID: group, State: state, Preferred: preferred})
 }
 
 // ---- REPORT TARGET PORT GROUPS ----

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"oneshot/volume/access"
 )
 
 // aluaBench is a bench whose logical unit is reached through a second target, too, in group 2.
@@ -99,7 +101,7 @@ func TestTargetPortGroups(t *testing.T) {
 	}
 
 	// By the administrator.
-	if err := b.lu.SetAccessState(2, Standby, true); err != nil {
+	if err := b.setAccess(2, Standby, true); err != nil {
 		t.Fatal(err)
 	}
 	for n := range b.target.nexuses {
@@ -173,16 +175,18 @@ func TestTargetPortGroups(t *testing.T) {
 	}
 }
 
+// setAccess sets the state of a group, as the administrator does.
+func (b *bench) setAccess(group uint16, state AccessState, preferred bool) error {
+	return b.lu.v.Access().SetGroup(access.Group{ID: group, State: state, Preferred: preferred})
+}
+
 func TestALUAOnlyIfConfigured(t *testing.T) {
 	b := newBench(t, true, nil)
-	if err := b.lu.SetAccessState(1, Standby, false); err == nil {
-		t.Error("a state is set without ALUA")
-	}
 	if r := b.do([]byte{0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, nil, 256); r.code() != 0x52000 {
 		t.Errorf("REPORT TARGET PORT GROUPS: %05x", r.code())
 	}
 	implicit := newALUABench(t, ALUAImplicit)
-	if err := implicit.lu.SetAccessState(1, 0x7, false); err == nil || !strings.Contains(err.Error(), "0x7") {
+	if err := implicit.setAccess(1, 0x7, false); err == nil || !strings.Contains(err.Error(), "0x7") {
 		t.Errorf("state 7: %v", err)
 	}
 	if r := implicit.do([]byte{0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, nil, 0); r.code() != 0x52000 {
@@ -340,7 +344,7 @@ func TestSeveralPorts(t *testing.T) {
 	if r := b.do([]byte{0x12, 0, 0, 0, 36, 0}, nil, 36); r.in[6] != 0x10 {
 		t.Errorf("INQUIRY without MULTIP: % x", r.in)
 	}
-	if err := b.lu.SetAccessState(7, Standby, false); err != nil {
+	if err := b.setAccess(7, Standby, false); err != nil {
 		t.Fatal(err)
 	}
 	b.a.lookup(0).ua.Store(0)
@@ -351,7 +355,7 @@ func TestSeveralPorts(t *testing.T) {
 	if v := verdict(b.as(b.a, rw10(0x28, 0, 1), nil, 512)); v != 0 {
 		t.Errorf("READ through port 1: %05x", v)
 	}
-	if err := b.lu.SetAccessState(7, ActiveNonOptimized, false); err != nil {
+	if err := b.setAccess(7, ActiveNonOptimized, false); err != nil {
 		t.Fatal(err)
 	}
 	b.a.lookup(0).ua.Store(0)
@@ -397,7 +401,7 @@ func TestAccessStatesAreKept(t *testing.T) {
 		}
 		return strings.Join(text, ", ")
 	}
-	if err := b.lu.SetAccessState(7, Unavailable, true); err != nil {
+	if err := b.setAccess(7, Unavailable, true); err != nil {
 		t.Fatal(err)
 	}
 	b.a.lookup(0).ua.Store(0)
@@ -434,7 +438,7 @@ func TestAccessStatesAreKept(t *testing.T) {
 	}
 
 	for _, group := range []uint16{1, 7} {
-		if err := b.lu.SetAccessState(group, ActiveOptimized, false); err != nil {
+		if err := b.setAccess(group, ActiveOptimized, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -442,22 +446,22 @@ func TestAccessStatesAreKept(t *testing.T) {
 		t.Errorf("%s is kept", kept.state)
 	}
 	b.a.lookup(0).ua.Store(0)
-	if err := b.lu.SetAccessState(1, ActiveOptimized, false); err != nil || b.a.lookup(0).ua.Load() != 0 {
+	if err := b.setAccess(1, ActiveOptimized, false); err != nil || b.a.lookup(0).ua.Load() != 0 {
 		t.Errorf("no change, and initiators are told: %v", err)
 	}
 	kept.err = errors.New("no space left on device")
-	if err := b.lu.SetAccessState(1, Standby, false); err == nil || !strings.Contains(err.Error(), "no space left") || !strings.Contains(states(b), "1 standby") {
+	if err := b.setAccess(1, Standby, false); err == nil || !strings.Contains(err.Error(), "no space left") || !strings.Contains(states(b), "1 standby") {
 		t.Errorf("a store that fails: %v; %s", err, states(b))
 	}
 }
 
-func TestParseAccessState(t *testing.T) {
+func TestAccessStateNames(t *testing.T) {
 	for s, name := range map[AccessState]string{ActiveOptimized: "active/optimized", Standby: "standby", Transitioning: "transitioning"} {
-		if got, ok := ParseAccessState(name); got != s || !ok || s.String() != name {
+		if got, ok := access.ParseGroupState(name); got != s || !ok || s.String() != name {
 			t.Errorf("%q is %v, %v", name, got, ok)
 		}
 	}
-	if _, ok := ParseAccessState("active"); ok {
+	if _, ok := access.ParseGroupState("active"); ok {
 		t.Error("there is a state \"active\"")
 	}
 }
