@@ -7,7 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
-	"oneshot/transport/rdma/soft"
 )
 
 // BenchmarkStream measures many operations at a time.
@@ -53,9 +52,8 @@ func BenchmarkEcho(b *testing.B) {
 		b.Run(map[int]string{1: "depth1", 32: "depth32"}[depth], func(b *testing.B) {
 			s := setup{depth: 64}
 			c, srv := newEnd(b, s), newEnd(b, s)
-			cq := srv.cq.(*soft.CompletionQueue)
-			cq.SetEvent(echo(srv))
-			cq.Arm()
+			srv.event = echo(srv)
+			srv.cq.Arm()
 			for i := range 64 {
 				srv.recv(uint64(i), i*64, 64)
 				c.recv(uint64(i), i*64, 64)
@@ -130,9 +128,8 @@ func BenchmarkFlows(b *testing.B) {
 		run := func(b *testing.B, s setup, batch func(c *end, n int)) {
 			s.depth, s.shared = 2*depth, false
 			c, srv := newEnd(b, s), newEnd(b, s)
-			cq := srv.cq.(*soft.CompletionQueue)
-			cq.SetEvent(storage(srv, pull, size))
-			cq.Arm()
+			srv.event = storage(srv, pull, size)
+			srv.cq.Arm()
 			for i := range 2 * depth {
 				srv.recv(uint64(i), i*64, 64)
 				c.recv(uint64(i), i*64, 64)

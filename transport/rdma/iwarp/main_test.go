@@ -21,8 +21,10 @@ type end struct {
 	qp   rdma.QueuePair
 	mem  rdma.Region
 	wake chan struct{}
-	last [1]rdma.Completion
-	gone chan error
+	// event is called when completions have come; usually it fills wake.
+	event func()
+	last  [1]rdma.Completion
+	gone  chan error
 }
 
 type setup struct {
@@ -48,15 +50,16 @@ func newEnd(t testing.TB, s setup) *end {
 func newEndOn(t testing.TB, dev rdma.Device, s setup) *end {
 	t.Helper()
 	e := &end{t: t, dev: dev, wake: make(chan struct{}, 1), gone: make(chan error, 1)}
-	var err error
-	e.dom, err = dev.NewDomain()
-	check(t, err)
-	e.cq, err = dev.NewCompletionQueue(1024, func() {
+	e.event = func() {
 		select {
 		case e.wake <- struct{}{}:
 		default:
 		}
-	})
+	}
+	var err error
+	e.dom, err = dev.NewDomain()
+	check(t, err)
+	e.cq, err = dev.NewCompletionQueue(1024, func() { e.event() })
 	check(t, err)
 	if s.depth == 0 {
 		s.depth = 64

@@ -158,9 +158,6 @@ func (c *CompletionQueue) due() bool {
 	return c.armed && c.ring.Len() > 0 && !c.closed && c.event != nil
 }
 
-// SetEvent replaces the event of a queue that nobody has armed.
-func (c *CompletionQueue) SetEvent(event func()) { c.event = event }
-
 // Fire calls event if it is due. The caller is a goroutine of the provider without locks.
 func (c *CompletionQueue) Fire() {
 	c.mu.Lock()
