@@ -79,13 +79,6 @@ func (h Header) MSN() uint32 { return binary.BigEndian.Uint32(h[len(h)-untaggedF
 // MO returns the offset of the segment in its message in octets.
 func (h Header) MO() uint32 { return binary.BigEndian.Uint32(h[len(h)-untaggedFromEnd+8:]) }
 
-// SameMessage reports whether next may be another segment of the untagged message of h: the control
-// word, except for L, and the STag field are the same in all segments (RFC 5041 §4.3). The caller
-// compares MSN and QN with the values that it expects.
-func (h Header) SameMessage(next Header) bool {
-	return (h.Control()^next.Control())&^ControlLast == 0 && h.STag() == next.STag()
-}
-
 // Tagged is a tagged segment to be encoded.
 type Tagged struct {
 	Control Control // from [Format.Control]

@@ -283,21 +283,3 @@ func equalTerminate(a, b TerminateMessage) bool {
 	return a.Cause == b.Cause && a.HasLength == b.HasLength && a.Length == b.Length &&
 		bytes.Equal(a.Header, b.Header) && a.HasRead == b.HasRead && a.Read == b.Read && a.SiwOrder == b.SiwOrder
 }
-
-// TestSegmentsOfOneMessage: O10 and the rule behind F4.
-func TestSegmentsOfOneMessage(t *testing.T) {
-	header := func(hex string) Header {
-		s, err := flagsHost2.Parse(unhex(t, hex))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.Header
-	}
-	first := header("00 12 11 45 00 a1 b2 05 00 00 00 00 00 00 00 01 00 00 00 00")
-	last := header("00 12 51 45 00 a1 b2 05 00 00 00 00 00 00 00 01 00 00 00 18")
-	otherSTag := header("00 12 51 45 00 a1 b2 06 00 00 00 00 00 00 00 01 00 00 00 18")
-	unmarked := header("00 12 41 45 00 a1 b2 05 00 00 00 00 00 00 00 01 00 00 00 18")
-	if !first.SameMessage(last) || first.SameMessage(otherSTag) || first.SameMessage(unmarked) {
-		t.Error("SameMessage does not compare all but L")
-	}
-}

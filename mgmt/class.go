@@ -30,16 +30,6 @@ func since(now, before uint64) uint64 {
 	return now - before
 }
 
-// Plus returns the sum of both.
-func (c *Class) Plus(o *Class) Class {
-	s := Class{Bytes: c.Bytes + o.Bytes, SumNS: c.SumNS + o.SumNS, Latency: make([]uint64, max(len(c.Latency), len(o.Latency)))}
-	copy(s.Latency, c.Latency)
-	for i, n := range o.Latency {
-		s.Latency[i] += n
-	}
-	return s
-}
-
 // Mean is the mean latency; 0 without commands.
 func (c *Class) Mean() time.Duration {
 	n := c.Commands()
