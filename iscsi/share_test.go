@@ -1,11 +1,13 @@
 package iscsi
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
+	"oneshot/scsi"
 )
 
 // discover opens a discovery session.
@@ -241,5 +243,58 @@ func TestLargerThanTheShare(t *testing.T) {
 	drive(c, func() {})
 	if got := r.take(); got != "answer 3" {
 		t.Errorf("when the first has left: %q", got)
+	}
+}
+
+// copyOf is the parameter list of an EXTENDED COPY of blocks from the first half of the disk with that serial number to the second.
+func copyOf(serial string, blocks uint16) []byte {
+	const header, target, segment, half = 16, 32, 28, 1024
+	b := make([]byte, header+target+segment)
+	b[1] = 0x18 // nothing is to be kept
+	binary.BigEndian.PutUint16(b[2:], target)
+	binary.BigEndian.PutUint32(b[8:], segment)
+	t := b[header:]
+	naa := scsi.LocalNAA(serial)
+	t[0], t[4], t[5], t[7] = 0xe4, 1, 3, byte(len(naa))
+	copy(t[8:], naa[:])
+	s := t[target:]
+	s[0], s[3] = 0x02, segment-4
+	binary.BigEndian.PutUint16(s[10:], blocks)
+	binary.BigEndian.PutUint64(s[20:], half)
+	return b
+}
+
+// A command that has given back the memory of its parameter list, and waits for more, has nothing at work: it is told when others give some back.
+func TestSecondLeaseIsWaitedFor(t *testing.T) {
+	n, c, r := session(t)
+	command(c, 1, firstCmdSN, false, testUnitReady, 0)
+	r.take()
+	list := copyOf("1", 128)
+	cdb := make([]byte, 16)
+	cdb[0] = 0x83
+	binary.BigEndian.PutUint32(cdb[10:], uint32(len(list)))
+	f := pdu.SCSICommandFields{Final: true, Write: true, ITT: 2, CmdSN: first + 1, CDB: cdb, EDTL: uint32(len(list))}
+	h, err := pdu.ParseSCSICommand(f.AppendTo(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	task := &Task{Conn: c}
+	drive(c, func() { c.Command(task, h) })
+	if got := r.take(); got != "fetch 2" {
+		t.Fatal(got)
+	}
+	others := n.pool.Lease(512 << 10) // which are other connections'
+	more := n.pool.Lease(256 << 10)
+	drive(c, func() {
+		copy(task.Out[0], list)
+		c.GotData(task)
+	})
+	if got := r.take(); got != "" {
+		t.Fatalf("with %d bytes free: %q, status %#x", n.pool.Free(), got, r.status)
+	}
+	others.Release()
+	more.Release()
+	if got := r.take(); got != "answer 2" || r.status != scsi.Good {
+		t.Errorf("when others have given memory back: %q, status %#x", got, r.status)
 	}
 }

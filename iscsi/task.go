@@ -339,9 +339,12 @@ func mostLease(pool int64, share int) int {
 }
 
 // lease hands out I/O memory within the connection's share. A task that has got it goes on without
-// waiting for other memory, so that what is at work comes back.
+// waiting for other memory, so that what is at work comes back. One that asks again has given back what it had.
 func (c *Conn) lease(t *Task, n int) *mem.Lease {
 	invariant.Check(n <= c.node.most, "iscsi: a command waits for memory that it can never have")
+	c.leased -= t.working
+	c.working -= t.working
+	t.leased, t.working = t.leased-t.working, 0
 	l := c.tryLease(t, n, c.mayWork(n))
 	if l == nil && c.working == 0 {
 		if t.leased > 0 { // its data is here, and keeps memory from others
