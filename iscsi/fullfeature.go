@@ -498,6 +498,9 @@ func (c *Conn) tick(now uint32) {
 			t.Overdue()
 		}
 	}
+	if len(c.hungry) > 0 { // a command that would bring memory back may hang in its store
+		c.feed()
+	}
 	limits := c.node.limits.Load()
 	owing, silent := c.owing()
 	switch {

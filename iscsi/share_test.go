@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/backend/memory"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
@@ -296,5 +299,36 @@ func TestSecondLeaseIsWaitedFor(t *testing.T) {
 	more.Release()
 	if got := r.take(); got != "answer 2" || r.status != scsi.Good {
 		t.Errorf("when others have given memory back: %q, status %#x", got, r.status)
+	}
+}
+
+// What waits for memory does not wait for a command whose store does not return it.
+func TestMemoryBehindOneThatHangs(t *testing.T) {
+	inner, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := faulty.New(inner, 1)
+	n, c, r := sessionOn(t, store)
+	command(c, 9, first, false, testUnitReady, 0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
+	command(c, 10, first+1, false, write1(), 512)
+	drive(c, func() { c.GotData(c.Find(10)) })
+	gate.Await(1)
+	others, more := n.pool.Lease(512<<10), n.pool.Lease(256<<10) // which are other connections'
+	r.take()
+	read(c, 11, first+2, 4096)
+	if got := r.take(); got != "" {
+		t.Errorf("with %d bytes free: %q", n.pool.Free(), got)
+	}
+	others.Release()
+	more.Release()
+	n.Tick()
+	if got := r.take(); got != "answer 11" {
+		t.Errorf("a second after others have given memory back: %q", got)
+	}
+	gate.Release()
+	if got := r.take(); got != "answer 10" {
+		t.Errorf("in the end: %q", got)
 	}
 }

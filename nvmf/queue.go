@@ -625,6 +625,9 @@ func (q *Queue) tick(now uint32) {
 	for _, t := range q.tasks {
 		t.tick()
 	}
+	if len(q.hungry) > 0 { // a command that would bring memory back may hang in its store
+		q.feed()
+	}
 	owing, silent := q.owing()
 	switch {
 	case q.state == queueFresh:
