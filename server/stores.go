@@ -132,7 +132,7 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	if other := u.sameBytes(identity); other != "" {
 		return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other, identity))
 	}
-	cfg := u.volumeConfig(store, volumeName(medium(c), identity), c.ReadOnly, log)
+	cfg := u.volumeConfig(store, volumeName(medium(c), identity), log)
 	m, moves := store.(*mirrored)
 	if moves { // what this node keeps would be worth nothing on another one
 		cfg.Keeper, cfg.Journal = nil, nil
@@ -155,15 +155,12 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	return &openStore{name: c.Name, readOnly: bottom(c).ReadOnly, identity: identity, volume: v, made: made, mirror: m}, nil
 }
 
-// volumeConfig is what volumes have in common; name is that of their states.
-func (u *units) volumeConfig(store backend.Store, name string, readOnly bool, log *slog.Logger) volume.Config {
+// volumeConfig is what volumes have in common; name is that of their states. That of a store which is read-only has its journal, too: what a
+// power cut has left half written is refused until the store is writable again.
+func (u *units) volumeConfig(store backend.Store, name string, log *slog.Logger) volume.Config {
 	cfg := volume.Config{Store: store, Logger: log}
-	if u.state == nil {
-		return cfg
-	}
-	cfg.Keeper = u.state.File(name)
-	if !readOnly {
-		cfg.Journal = u.state.Journal(name)
+	if u.state != nil {
+		cfg.Keeper, cfg.Journal = u.state.File(name), u.state.Journal(name)
 	}
 	return cfg
 }
