@@ -111,7 +111,9 @@ func (c *Conn) resume() {
 	for t := c.ready.Next(); t != nil; t = c.ready.Next() {
 		switch t.state {
 		case taskWaiting, taskPulling:
-			c.step(t, t.Resume()) // which does nothing if the call was for a former life
+			if next := t.Resume(); next != scsi.Wait { // else it goes on as before: the call was for a former life, perhaps
+				c.step(t, next)
+			}
 		case taskGone:
 			c.recycle(t)
 		}

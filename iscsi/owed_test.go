@@ -77,3 +77,24 @@ func TestDataThatDoNotCome(t *testing.T) {
 		})
 	}
 }
+
+// A call that is meant for a former life of the task changes nothing about the data that it waits for.
+func TestDataThatDoNotComeAfterALateCall(t *testing.T) {
+	n, c, r := session(t)
+	limits := *n.limits.Load()
+	limits.NOPInterval = 0
+	n.SetLimits(limits)
+	command(c, 9, first, false, testUnitReady, 0)
+	command(c, 10, first+1, false, write1(), 512)
+	r.take()
+	c.Find(10).TaskReady(nil)
+	if state := c.Find(10).state; state != taskPulling {
+		t.Errorf("after the call the task is in state %d", state)
+	}
+	for range limits.ReadTimeout + 1 {
+		n.Tick()
+	}
+	if got := r.take(); got != "terminate true" {
+		t.Errorf("in time: %q", got)
+	}
+}
