@@ -68,7 +68,7 @@ func (v *Volume) keep(change func(*document)) error {
 		// It may be there all the same, and a restart would find what has not happened.
 		back := save(v.keeper, &v.kept)
 		if _, may := errors.AsType[mayBeKept](err); may && back != nil {
-			err = errors.Join(errInDoubt, err, back)
+			err = fmt.Errorf("%w; %w, as what was there before cannot be written back: %w", err, errInDoubt, back)
 		}
 		return err
 	}
