@@ -70,11 +70,7 @@ func (j *Journal) Begin(off int64, data []byte) error {
 	j.mu.Lock()
 	j.used.Store(true) // before others find the file: what is in it is no matter for a replay
 	line := fmt.Appendf(nil, journalHeader, off, len(data), crc32.Checksum(data, castagnoli))
-	err := j.dir.fs.WriteFile(j.path, append(line, data...))
-	if err == nil && !j.synced {
-		err = j.dir.fs.SyncDir(j.dir.path)
-	}
-	if err != nil {
+	if err := j.write(append(line, data...)); err != nil {
 		defer j.mu.Unlock()
 		err = fmt.Errorf("the journal %s cannot be written: %w", j.path, err)
 		// The bytes may have got there nevertheless.
@@ -86,7 +82,6 @@ func (j *Journal) Begin(off int64, data []byte) error {
 		}
 		return err
 	}
-	j.synced = true
 	j.begun.Store(true)
 	return nil
 }
@@ -97,12 +92,23 @@ func (j *Journal) End() error {
 		j.mu.Lock()
 	}
 	defer j.mu.Unlock()
-	if why := j.dir.fs.WriteFile(j.path, nil); why != nil {
+	if why := j.write(nil); why != nil {
 		if err := j.takeAway(); err != nil {
 			return errors.Join(fmt.Errorf("the journal %s cannot be emptied: %w", j.path, why), err)
 		}
 	}
 	return nil
+}
+
+// write replaces what is in the file, durably. Of a file that is new it makes that, too, durable: one that was removed before, which may not
+// have been, would come back. mu is held.
+func (j *Journal) write(data []byte) error {
+	err := j.dir.fs.WriteFile(j.path, data)
+	if err == nil && !j.synced {
+		err = j.dir.fs.SyncDir(j.dir.path)
+	}
+	j.synced = err == nil
+	return err
 }
 
 // Leave says that a write was begun, or could not be forgotten, and that nobody does so any more: it is pending again.

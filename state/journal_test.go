@@ -245,3 +245,31 @@ func TestJournalMayBeKept(t *testing.T) {
 		}
 	}
 }
+
+// A journal that was taken away, but not for good, does not come back when it has been ended: what is written then would be overwritten with it.
+func TestJournalTakenAwayInDoubt(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := d.Journal("lu")
+	if err := j.Begin(4096, []byte("new bytes")); err != nil {
+		t.Fatal(err)
+	}
+	fsys.refuse, fsys.steps = unix.EIO, 1 // the file is removed, and the directory not synced
+	if err := j.End(); err == nil {
+		t.Fatal("what may come back counts as ended")
+	}
+	fsys.refuse, fsys.steps = nil, -1
+	if err := j.End(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := open(fsys.after(true), "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if off, data, err := again.Journal("lu").Pending(); data != nil || err != nil {
+		t.Errorf("after a power cut %q at %d is pending: %v", data, off, err)
+	}
+}

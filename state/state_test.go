@@ -19,6 +19,7 @@ import (
 type crashFS struct {
 	now     map[string][]byte // as processes see it
 	durable map[string][]byte // what a power cut leaves for sure
+	gone    map[string]bool   // removed since the directory was synced: what is there now is another file, and may be lost
 	steps   int               // that may still be done; negative: no limit
 	torn    bool              // a step that is cut is half done
 	fail    error             // of all that writes
@@ -30,7 +31,7 @@ type crashFS struct {
 var errCrash = errors.New("crash")
 
 func newCrashFS() *crashFS {
-	return &crashFS{now: map[string][]byte{}, durable: map[string][]byte{}, steps: -1}
+	return &crashFS{now: map[string][]byte{}, durable: map[string][]byte{}, gone: map[string]bool{}, steps: -1}
 }
 
 // step counts a step down; false: the crash comes before it.
@@ -83,7 +84,9 @@ func (f *crashFS) WriteFile(path string, data []byte) error {
 	if !f.step() {
 		return errCrash
 	}
-	f.durable[path] = f.now[path]
+	if !f.gone[path] {
+		f.durable[path] = f.now[path]
+	}
 	return f.doubt
 }
 
@@ -107,6 +110,7 @@ func (f *crashFS) Remove(path string) error {
 		return errCrash
 	}
 	delete(f.now, path)
+	f.gone[path] = true
 	return nil
 }
 
@@ -115,6 +119,7 @@ func (f *crashFS) SyncDir(string) error {
 		return errCrash
 	}
 	f.durable = maps.Clone(f.now)
+	clear(f.gone)
 	return nil
 }
 
@@ -125,7 +130,7 @@ func (f *crashFS) after(powerCut bool) *crashFS {
 	if powerCut {
 		left = f.durable
 	}
-	return &crashFS{now: maps.Clone(left), durable: maps.Clone(left), steps: -1}
+	return &crashFS{now: maps.Clone(left), durable: maps.Clone(left), gone: map[string]bool{}, steps: -1}
 }
 
 // A crash between any two steps leaves the old state or the new one, and the new one once Save
