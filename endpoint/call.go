@@ -41,6 +41,17 @@ func (e *RestartedError) Error() string {
 	return fmt.Sprintf("endpoint: the store was opened again since the last flush: writes numbered above %d may be gone; write them again", e.Durable)
 }
 
+// AnotherError says that the name of an endpoint stands for another partition than it did when the endpoint was opened: that one was
+// deleted or renamed, and what has been written is not in this one. Who opens the name again gets it.
+type AnotherError struct {
+	Name      string
+	UUID, Was string
+}
+
+func (e *AnotherError) Error() string {
+	return fmt.Sprintf("%s is another partition now: its UUID is %s, and was %s; uuid:%s is the former one, if it is still there", e.Name, e.UUID, e.Was, e.Was)
+}
+
 // lineage is what completions have told of the numbers of writes. It notices another generation.
 type lineage struct {
 	known      bool
@@ -90,7 +101,7 @@ func (l *lineage) end(f flushing) error {
 }
 
 // ReadAt fills p, memory from Alloc, with the bytes at off. Length and offset are multiples of the unit (Info). Errors
-// are an *Error or a *RightsError, or the reason why there is no connection. If ctx ends the wait, p belongs to the
+// are an *Error or a *RightsError, or the reason why there is no connection, an *AnotherError say. If ctx ends the wait, p belongs to the
 // endpoint until Close.
 func (e *Endpoint) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.do(ctx, rdma.OpRead, p, off)
@@ -278,6 +289,10 @@ func (e *Endpoint) renew(ctx context.Context, old *conn, former rdma.QueuePair) 
 	begin := time.Now()
 	for tries := 0; ; tries++ {
 		c, err := e.connect(ctx, former)
+		// What is in memory is another partition each time that the store is made anew.
+		if err == nil && c.info.UUID != old.info.UUID && old.info.Durability != rdma.DurabilityNone {
+			err = errors.Join(&AnotherError{c.info.Name, c.info.UUID, old.info.UUID}, c.qp.Close())
+		}
 		if err == nil {
 			e.now.Store(c)
 			return nil
@@ -294,6 +309,9 @@ func permanent(err error) bool {
 		return true
 	}
 	if _, ok := errors.AsType[*VolatileError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[*AnotherError](err); ok {
 		return true
 	}
 	_, ok := errors.AsType[*RightsError](err)

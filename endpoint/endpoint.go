@@ -17,6 +17,8 @@
 // A store that was opened again, by a daemon that was restarted, may have lost what nobody had flushed. Then
 // numbers of writes have another generation (rdma.Generation), and Flush fails with a *RestartedError instead
 // of promising what is gone.
+//
+// Where the name stands for another partition than it did at first, no connection is made: calls fail with an *AnotherError.
 package endpoint
 
 import (

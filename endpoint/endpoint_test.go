@@ -262,6 +262,46 @@ func testRestarted(t *testing.T, wire bool) {
 	must(t, calm.Flush(t.Context()))
 }
 
+// A name that stands for another partition, after the one that was opened is deleted or renamed, is not gone on with: what was written is
+// not there, and what would be is no business of that one. A partition of memory is another one after each restart.
+func TestAnother(t *testing.T) {
+	for _, over := range []string{"local", "wire"} {
+		h := endpointtest.New(t, backendtest.NewDisk(size, 512))
+		url := endpointtest.URL
+		if over == "wire" {
+			url = h.Listen()
+		}
+		e := h.UseURL(url, endpoint.Options{Device: h.Device})
+		buf := alloc(t, e, 512)
+		fill(buf, 1)
+		must(t, e.WriteAt(t.Context(), buf, 0))
+		was := e.Info().UUID
+		another := func(i *rdma.Endpoint) { i.UUID = "6f1c2b9e-8a54-4d07-9b61-2f0e5d7a1c33" }
+		h.Change(another)
+		for what, err := range map[string]error{
+			"WriteAt": e.WriteAt(t.Context(), buf, 512), "Flush": e.Flush(t.Context()), "Reconnect": e.Reconnect(t.Context()),
+		} {
+			if a, ok := errors.AsType[*endpoint.AnotherError](err); !ok || a.Was != was {
+				t.Errorf("%s, %s: %v", over, what, err)
+			}
+		}
+		now := h.UseURL(url, endpoint.Options{Device: h.Device})
+		back := alloc(t, now, 1024)
+		must(t, now.ReadAt(t.Context(), back, 0))
+		if back[512] != 0 {
+			t.Errorf("%s: it is written to the other one", over)
+		}
+		h.Change(func(i *rdma.Endpoint) { i.UUID = was })
+		must(t, e.WriteAt(t.Context(), buf, 512)) // the former one is back
+
+		h.Change(func(i *rdma.Endpoint) { i.Durability = rdma.DurabilityNone })
+		e = h.UseURL(url, endpoint.Options{Device: h.Device})
+		buf = alloc(t, e, 512)
+		h.Change(another)
+		must(t, e.WriteAt(t.Context(), buf, 0))
+	}
+}
+
 // An error of the medium is told to the one whose operation it was, and to nobody else.
 func TestMediumError(t *testing.T) {
 	broken := errors.New("broken on purpose")

@@ -144,6 +144,14 @@ func (h *Host) End() {
 	}
 }
 
+// Change changes what connections are told from now on, and ends those that there are.
+func (h *Host) Change(f func(*rdma.Endpoint)) {
+	h.mu.Lock()
+	f(&h.Info)
+	h.mu.Unlock()
+	h.End()
+}
+
 // Restart ends all connections and goes on with another store. The old one is closed when the test ends.
 func (h *Host) Restart(s backend.Store) {
 	h.Refuse(errors.New("starting"))
