@@ -520,15 +520,19 @@ func haRemove() *cobra.Command {
 		Long: `remove ends the membership of a node, which is refused from then on, and serves no mirror
 as soon as it hears of that. One, three or five nodes vote: with one node less there may
 be fewer voters. Remove the node from cluster.nodes as well. The last node cannot be
-removed, and one that has the only copy in sync of a mirror only if --lose names that
-mirror, as for target ha replace.`,
+removed, nor one without which no majority of the voters is up, and one that has the only
+copy in sync of a mirror only if --lose names that mirror, as for target ha replace.`,
 		Example:               `  target ha remove b`,
 		Args:                  oneNode,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := v.client()
 			defer c.Close()
-			return c.RemoveNode(cmd.Context(), args[0], false, lose)
+			if err := c.RemoveNode(cmd.Context(), args[0], false, lose); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "Node %s is removed. Take it out of cluster.nodes in the configuration of all nodes, and reload.\n", args[0])
+			return err
 		},
 	}
 	v.socketFlag(cmd)

@@ -447,7 +447,9 @@ func TestCluster(t *testing.T) {
 	s.start("b")
 	s.until("a", "b is another one", func(m map[string]*mgmt.Member) bool { return allUp(m) && m["b"].Number == 4 })
 
-	s.must(s.asked("a", "ha", "remove", "b")...)
+	if said := s.must(s.asked("a", "ha", "remove", "b")...); !strings.Contains(said, "Node b is removed.") {
+		t.Errorf("remove says %q", said)
+	}
 	s.until("a", "b is gone", func(m map[string]*mgmt.Member) bool { return m["b"].Number == 0 })
 	s.until("b", "b knows", func(map[string]*mgmt.Member) bool { return strings.Contains(s.trouble, "was replaced or removed") })
 	s.fails("there is no member b", s.asked("a", "ha", "remove", "b")...)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -479,8 +480,16 @@ func (n *Node) NewToken(ctx context.Context) (Token, error) {
 }
 
 // Leave replaces or removes the member of that name. One that is replaced, and has no successor yet, can be removed. Done twice it is the same,
-// until a successor has joined, or the member is gone.
+// until a successor has joined, or the member is gone. A member is refused by all others from then on, though it may have its vote still. So Leave
+// refuses, with a *RefusedError, to send one away without which no majority of the voters is up: nothing could be agreed on any more, not even
+// who votes in its place. It waits for voters until ctx ends.
 func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
+	if s, err := n.Await(ctx, func(s *Status) bool { return s.canSpare(name) }); err == net.ErrClosed {
+		return ErrUnknown
+	} else if err != nil {
+		return &RefusedError{fmt.Sprintf("nothing was changed: without node %s no majority of the voters (%s) would be up, and nothing could be agreed on any more. "+
+			"Bring voters up, or join nodes, first; if the others are lost for good, have one node go on as a cluster of its own (target ha force)", name, strings.Join(s.voterNames(), ", "))}
+	}
 	return n.change(ctx, func(c *Core) (uint64, error) {
 		var number uint64
 		for _, m := range c.state.members { // the last one of the name is the one that stays, if there is one
@@ -493,6 +502,47 @@ func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
 		}
 		return c.Leave(number, how)
 	}).Err
+}
+
+// canSpare reports whether a majority of the voters, and of the former ones while they change, is up without the member of that name. It is true
+// where there is nothing to lose: the member is leaving already, there is none, or it is the only one, which consensus does not let go.
+func (s *Status) canSpare(name string) bool {
+	var number uint64
+	others := 0
+	for _, m := range s.Members {
+		switch {
+		case m.Leaving != Stays:
+		case m.Name == name:
+			number = m.Number
+		default:
+			others++
+		}
+	}
+	if number == 0 || others == 0 {
+		return true
+	}
+	for _, voters := range [][]uint64{s.Voters, s.Former} {
+		up := 0
+		for _, v := range voters {
+			if m := s.Member(v); m != nil && v != number && m.Leaving == Stays && slices.Contains(s.Heard, v) {
+				up++
+			}
+		}
+		if len(voters) > 0 && up <= len(voters)/2 {
+			return false
+		}
+	}
+	return true
+}
+
+// voterNames returns the names of the voters.
+func (s *Status) voterNames() (names []string) {
+	for _, v := range s.Voters {
+		if m := s.Member(v); m != nil {
+			names = append(names, m.Name)
+		}
+	}
+	return names
 }
 
 // Status is what this node knows.

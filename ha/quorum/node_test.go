@@ -1025,3 +1025,65 @@ func TestRemove(t *testing.T) {
 		})
 	}
 }
+
+// TestLeaveNeedsMajority: a member without which no majority of the voters is up is not sent away, for the others refuse it at once, and could
+// agree on nothing any more: neither the only voter, nor one of two that are up. The cluster goes on as before.
+func TestLeaveNeedsMajority(t *testing.T) {
+	stays := func(l *lab, through, name string) {
+		l.t.Helper()
+		for _, how := range []Leaving{Replaced, Removed} {
+			err := l.nodes[through].Leave(l.short(), name, how)
+			if _, ok := errors.AsType[*RefusedError](err); !ok || !strings.Contains(err.Error(), "no majority of the voters") {
+				l.t.Fatalf("%s, by %s: %v", name, through, err)
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		if err := l.nodes["a"].Leave(l.ctx(), "w", Removed); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"a", "b"} {
+			l.until(name, "w is gone", func(s *Status) bool { return len(s.Members) == 2 && len(s.Voters) == 1 && len(s.Former) == 0 })
+		}
+		s := l.nodes["a"].Status()
+		voter, other := s.Member(s.Voters[0]).Name, "a"
+		if voter == "a" {
+			other = "b"
+		}
+		stays(l, other, voter)
+		stays(l, voter, voter)
+		l.put(other, "x", 0, "one")
+		l.put(voter, "x", 1, "two")
+		if err := l.nodes[voter].Leave(l.ctx(), other, Removed); err != nil {
+			t.Fatal(err)
+		}
+		l.until(voter, "it is alone", func(s *Status) bool { return len(s.Members) == 1 })
+		if err := l.nodes[voter].Leave(l.ctx(), voter, Removed); err == nil || !strings.Contains(err.Error(), "is the only member") {
+			t.Errorf("the only member: %v", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		if err := l.nodes["w"].Close(); err != nil {
+			t.Fatal(err)
+		}
+		l.until("a", "w is away", func(s *Status) bool { return len(s.Heard) == 2 && s.Leader != 0 })
+		stays(l, "a", "b")
+		l.put("b", "x", 0, "one")
+		if err := l.nodes["a"].Leave(l.ctx(), "w", Replaced); err != nil { // who is lost can go
+			t.Fatal(err)
+		}
+		stays(l, "a", "b") // w has its vote still
+		l.join("w", "b")
+		l.until("a", "the new one votes", func(s *Status) bool { return len(s.Members) == 3 && len(s.Heard) == 3 && len(s.Former) == 0 })
+		if err := l.nodes["a"].Leave(l.ctx(), "b", Removed); err != nil {
+			t.Fatal(err)
+		}
+		l.put("a", "x", 1, "two")
+	})
+}
