@@ -31,10 +31,15 @@ type GOTGTStore struct {
 func (d *decoder) gotgtStore(o *object, s *Store) {
 	g := &GOTGTStore{}
 	s.GOTGT = g
-	if !o.text("plugin", &g.Plugin) && !o.has("plugin") {
+	if !set(o.takeWord("plugin"), &g.Plugin, "the name of a plugin", func(text string) (string, error) { return text, nil }) && !o.has("plugin") {
 		d.errorf(s.Pos, "the gotgt store %q has no plugin: add one, such as plugin: file", s.Name)
 	}
-	if o.text("path", &g.Path) && g.Plugin == "file" {
+	o.text("path", &g.Path)
+	switch {
+	case g.Plugin != "file":
+	case !o.has("path"):
+		d.errorf(s.Pos, "the gotgt store %q has no path: add one, such as path: %s.img", s.Name, s.Name)
+	default:
 		g.Path = resolvePath(d.src.file, g.Path)
 	}
 	d.storeSize(o, s)

@@ -57,8 +57,18 @@ func parseNode(text string, port int) (string, error) {
 	if err != nil {
 		host, number = text, strconv.Itoa(port)
 	}
-	if n, err := strconv.ParseUint(number, 10, 16); err != nil || n == 0 || host == "" || len(host) > 253 {
+	if n, err := strconv.ParseUint(number, 10, 16); err != nil || n == 0 || !isHost(host) {
 		return "", fmt.Errorf("%q is not the address of another machine: write host:port, such as 192.0.2.1:%d", text, port)
 	}
 	return net.JoinHostPort(host, number), nil
+}
+
+// isHost reports whether text may be the name of a machine, or is an IP address.
+func isHost(text string) bool {
+	if _, err := netip.ParseAddr(text); err == nil {
+		return true
+	}
+	return text != "" && len(text) <= 253 && strings.IndexFunc(text, func(r rune) bool {
+		return r != '.' && r != '-' && r != '_' && (r < '0' || r > '9') && (r|0x20 < 'a' || r|0x20 > 'z')
+	}) < 0
 }

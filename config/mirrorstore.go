@@ -249,6 +249,9 @@ func (d *decoder) checkMirrors(c *Config) {
 		}
 		d.checkMirrorView(c, t.view(), mirrors[0])
 		d.checkMirrorGroups(c, t, mirrors[0])
+		d.checkMirrorReached(c, t.view(), mirrors[0], func(p *Portal) bool {
+			return p.Serve == ServeLUNs && (t.Groups == nil || slices.Contains(t.Groups, p.Group))
+		})
 		for j := range t.LUNs {
 			l := &t.LUNs[j]
 			s := c.Store(l.Store)
@@ -271,6 +274,7 @@ func (d *decoder) checkMirrors(c *Config) {
 		if s.CNTLIDs != [2]uint16{} {
 			d.errorf(s.Pos, "the subsystem shows the mirror %q, each of whose nodes has a part of the identifiers: remove cntlids", mirrors[0].Name)
 		}
+		d.checkMirrorReached(c, s.view(), mirrors[0], func(p *Portal) bool { return p.Transport.NVMe() })
 		d.checkMirrorBoth(c, mirrors)
 	}
 	for i := range c.Portals {
@@ -320,6 +324,25 @@ func (d *decoder) checkMirrorGroups(c *Config, t *Target, first *Store) {
 			}
 			node[p.Group] = n
 		}
+	}
+}
+
+// checkMirrorReached warns of nodes with a copy of first through which nobody reaches a view, while no portal goes with the mirror: hosts lose
+// the disk when such a node serves it. fits says whether the view is reached through a portal.
+func (d *decoder) checkMirrorReached(c *Config, v view, first *Store, fits func(*Portal) bool) {
+	nodes := first.Mirror.Nodes()
+	for i := range c.Portals {
+		p := &c.Portals[i]
+		switch {
+		case !fits(p):
+		case p.Node == "":
+			return
+		default:
+			nodes = slices.DeleteFunc(nodes, func(n string) bool { return n == p.Node })
+		}
+	}
+	if len(nodes) > 0 && !d.portalBroken {
+		d.warnf(v.pos, "nobody reaches the %s on node %s, and the disk is lost to its users while that node serves the mirror %q: add a portal there", v.what, nodes[0], first.Name)
 	}
 }
 

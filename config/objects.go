@@ -18,7 +18,7 @@ func (d *decoder) serveObjects(o *object, p *Portal) bool {
 	}
 	for _, key := range []string{"group", "one_shot"} {
 		if o.has(key) {
-			o.take(key).errorf("%s is for initiators, and the portal serves objects: remove it, or serve: objects", key)
+			o.take(key).errorf("%s is for initiators, and a portal with serve: objects is not: remove it", key)
 			ok = false
 		}
 	}
@@ -29,6 +29,9 @@ func (d *decoder) serveObjects(o *object, p *Portal) bool {
 	p.Group, p.OneShot = 0, nil
 	return set(v, &p.Store, "the name of a store", func(text string) (string, error) { return text, nil }) && ok
 }
+
+// minObjects and maxObjects bound a store for objects, in bytes. Package heap takes some that are smaller.
+const minObjects, maxObjects = 2 << 20, 64 << 30
 
 // KeepsObjects reports whether a portal has objects in the store of that name.
 func (c *Config) KeepsObjects(store string) bool {
@@ -61,6 +64,8 @@ func (d *decoder) checkObjects(c *Config) {
 			d.errorf(p.Pos, "the store %q is divided into partitions, and objects need one of their own", s.Name)
 		case s.ReadOnly:
 			d.errorf(p.Pos, "the store %q is read-only, and nobody could insert an object", s.Name)
+		case s.Size > 0 && (s.Size < minObjects || s.Size > maxObjects):
+			d.errorf(p.Pos, "the store %q has %s, and one for objects has %s to %s: give it another size", s.Name, FormatSize(s.Size), FormatSize(minObjects), FormatSize(maxObjects))
 		case s.Type == StoreNull:
 			d.errorf(p.Pos, "a null store keeps nothing, and so no objects: name another one")
 		case above[s.Name] != "":

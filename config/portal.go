@@ -160,14 +160,15 @@ const defaultPort = 3260
 // nvmePort is that of NVMe over Fabrics.
 const nvmePort = 4420
 
-func defaultPortals() []Portal {
-	return []Portal{{Transport: TransportTCP, Group: defaultGroup, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort), Serve: ServeLUNs}}
+// defaultPortals are those of a file that names none. What is said of them is said of the file, which begins at pos.
+func defaultPortals(pos Position) []Portal {
+	return []Portal{{Pos: pos, Transport: TransportTCP, Group: defaultGroup, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort), Serve: ServeLUNs}}
 }
 
 func (d *decoder) portals(root *object) []Portal {
 	v := root.take("portals")
 	if !root.has("portals") {
-		return defaultPortals()
+		return defaultPortals(root.pos)
 	}
 	items := v.list("portals")
 	if isEmptyList(v) {
@@ -312,7 +313,7 @@ func (d *decoder) servePartitions(o *object, p *Portal) bool {
 	}
 	for _, key := range []string{"group", "advertise", "one_shot"} {
 		if o.has(key) {
-			o.take(key).errorf("%s is for initiators, and the portal serves partitions: remove it, or serve: partitions", key)
+			o.take(key).errorf("%s is for initiators, and a portal with serve: partitions is not: remove it", key)
 			ok = false
 		}
 	}

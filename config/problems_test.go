@@ -47,6 +47,9 @@ func testArchive(t *testing.T, path string) {
 			continue
 		}
 		got := outcome(f.Name, f.Data)
+		if strings.Contains(got, ":0:0:") {
+			t.Errorf("%s: a problem has no place:\n%s", f.Name, got)
+		}
 		out.Files = append(out.Files, f, txtar.File{Name: name + ".want", Data: []byte(got)})
 		if *update {
 			continue
