@@ -213,11 +213,12 @@ type Batcher interface {
 	Kick()
 }
 
-// Prompt is a store that knows which reads take no waiting.
+// Prompt is a store that can tell which reads need not wait.
 type Prompt interface {
 	Store
-	// ReadNow does op, a Read without flags, and reports whether it did. False: it would have to wait, or has failed; what op.Segs refer to may have
-	// changed, and op is as if it had never been given. It may be called as Submit may.
+	// ReadNow does op, a Read without flags, if that takes no waiting, and reports whether it did. If it did not, the read would have to wait or
+	// has failed: the bytes that op.Segs refer to may have changed, op itself has not, and may be given to Submit. op.Done is not called in either
+	// case. ReadNow may be called from any number of goroutines.
 	ReadNow(op *Op) bool
 }
 

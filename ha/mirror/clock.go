@@ -23,7 +23,7 @@ type clock struct {
 	wall  time.Duration // how far the machine's time of day was ahead of the time since began, when these were noted
 }
 
-// slept is the least that a machine sleeps: by so much less, its time of day moves against the time since began because somebody sets it.
+// slept is how far the time of day may move against the time since began before atMost asks the kernel.
 const slept = time.Millisecond
 
 func newClock(given func() time.Duration) clock { return clock{given: given, began: time.Now()} }
@@ -44,8 +44,9 @@ func (c *clock) wallOf(t time.Time) time.Duration {
 	return time.Duration(t.UnixNano()-c.began.UnixNano()) - t.Sub(c.began)
 }
 
-// atMost is not behind the time. It asks the kernel only if the machine's time of day has moved by slept against the time since began, for that goes on
-// while the machine sleeps: otherwise it is ahead by about as much. So a lease is relied upon without a system call.
+// atMost returns a time that is not behind exact, without a system call in most cases, for a primary that relies on a lease. The time of day
+// goes on while the machine sleeps, and the time since began does not. If the two have moved apart by slept or more since exact was called, the
+// machine has slept, or somebody has set the time of day, and atMost asks the kernel. Otherwise it adds slept to what exact noted.
 func (c *clock) atMost() time.Duration {
 	if c.given != nil {
 		return c.given()

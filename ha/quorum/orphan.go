@@ -6,28 +6,29 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// An orphan is a voter that asks for votes although there is a leader: it does not hear that one, for the link between the two is cut, and nobody gives
-// it a vote. It learns nothing of what is agreed on, and cannot propose anything: if that is what makes it the primary of a mirror, as its last
-// proposal did, nobody serves. So a voter that hears both asks the leader to let it lead.
+// An orphan is a voter that asks for votes although there is a leader: the link between the two is cut, so it does not hear the leader, and nobody
+// gives it a vote. It does not learn what the others agree on, and cannot propose anything. If they agree that it is the primary of a mirror, as its
+// last proposal wanted, it does not know, and nobody serves. So a voter that hears both asks the leader to let it lead.
 //
 //	a leads ── c ── b    a and b do not hear each other: b asks, c hears b and a
 //	        a ── c leads ── b
 type orphan struct {
-	number uint64
-	leader uint64 // of whom this node heard meanwhile
-	since  uint64 // tick of its first request
-	last   uint64 // and of the newest
+	number uint64 // of the voter
+	leader uint64 // that this node hears meanwhile
+	since  uint64 // tick of the voter's first request for votes
+	last   uint64 // tick of its newest one
 }
 
 const (
-	// orphanTicks is for how long a voter asks in vain before another one leads in its favor: a node that has just begun, or was cut off for a
-	// moment, asks once or twice.
+	// orphanTicks is how many ticks a voter asks in vain before another one asks for the lead: a node that has just begun, or was cut off for a
+	// moment, asks only once or twice.
 	orphanTicks = 3 * electionTicks
-	// orphanRest is the time, in ticks, before a node asks for the lead again: if it is not heard by the orphan either, nothing is won.
+	// orphanRest is how many ticks a node waits before it asks for the lead again: if the orphan does not hear it either, another
+	// attempt helps nobody.
 	orphanRest = 500
 )
 
-// noteOrphan takes in a message.
+// noteOrphan notes that a voter asks for votes, if m says so, while this node hears another one lead.
 func (c *Core) noteOrphan(from uint64, m *raftpb.Message) {
 	leader, _ := c.Leader()
 	if m.GetType() != raftpb.MsgPreVote || leader == 0 || leader == from || leader == c.log.id.Number || !slices.Contains(c.conf.GetVoters(), from) {

@@ -13,9 +13,9 @@ func Of(full, short int) int {
 	return full
 }
 
-// Allocations is testing.AllocsPerRun for a round of which other goroutines do a part. What is allocated for good is not the round's: by a
-// thread that Go starts, by the first use of one of the objects that are kept for the next time, for more are in use at a time than
-// ever before. What each round allocates is there in each of ten measurements.
+// Allocations is testing.AllocsPerRun for a round of which other goroutines do a part. It returns the least of up to ten measurements, because
+// some allocations belong to no round: Go starts a thread, or more of the objects that are kept for reuse are in use at a time than ever
+// before. What each round allocates is in all ten.
 func Allocations(runs int, round func()) float64 {
 	least := testing.AllocsPerRun(runs, round)
 	for i := 0; i < 9 && least >= 1; i++ {

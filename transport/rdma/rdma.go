@@ -203,11 +203,12 @@ type Placer interface {
 	RegisterAt(b []byte, a Access, s STag, base uint64) (Region, error)
 }
 
-// Barrer is a QueuePair that can keep its peer from the memory of its domain.
+// Barrer is a QueuePair that can keep its peer from the memory of its domain. Its methods may be called from any goroutine.
 type Barrer interface {
-	// Bar has the peer reach nothing but memory that was advertised to it, until Admit: whatever else it names is of no connection of its
-	// own. No Read may be posted meanwhile. To be called before there is a connection.
+	// Bar keeps the peer from all memory that was not advertised to it: other STags are refused as those of another connection are
+	// (RFC 5041 §8.2). It is called before there is a connection. The owner posts no Read before Admit.
 	Bar()
+	// Admit ends what Bar has begun.
 	Admit()
 }
 
