@@ -15,13 +15,13 @@ import (
 type Kind uint8
 
 const (
-	KindSet     Kind = iota + 1 // by name: view, lineage, history; a Set
-	KindUnit                    // by serial: registrations, reservations, what else must hold on each node
-	KindStore                   // by name: identity, size, copies
-	KindAddress                 // by address: who holds it
-	KindSession                 // what of sessions outlives a node
-	KindCluster                 // by name: protocol floor, heartbeat
-	KindNode                    // by name of the node: what it says of itself; a NodeInfo
+	KindSet   Kind = iota + 1 // by name: view, lineage, history; a Set
+	KindUnit                  // by name of the set: registrations, reservations, what else must hold on each node
+	KindStore                 // by name: identity, size, copies
+	_
+	_
+	KindCluster // by name: protocol floor, heartbeat
+	KindNode    // by name of the node: what it says of itself; a NodeInfo
 )
 
 // Key names a record.
