@@ -66,7 +66,27 @@ func (s *Server) inForce() *config.Config {
 	c.Limits.ConnectionsPerSession = l.ConnectionsPerSession
 	c.Cluster = clusterInForce(s.cfg, s.first)
 	c.Log.Format, c.State, c.ISNS = s.first.Log.Format, s.first.State, s.first.ISNS
+	c.Stores = slices.Clone(c.Stores)
+	for i := range c.Stores {
+		c.Stores[i] = s.units.inForce(c.Stores[i])
+	}
 	return &c
+}
+
+// inForce returns c with the options and the size that it has while it is open.
+func (u *units) inForce(c config.Store) config.Store {
+	var opened *config.Store
+	if s := u.stores[medium(&c)]; s != nil {
+		opened = s.opened
+	} else if d := u.divided[medium(&c)]; d != nil {
+		opened = d.opened
+	}
+	if opened == nil {
+		return c
+	}
+	o := *opened
+	o.Name, o.Pos, o.ReadOnly = c.Name, c.Pos, c.ReadOnly
+	return o
 }
 
 // change is a change under way.
@@ -107,7 +127,7 @@ func (c *change) prepare() error {
 
 func (c *change) prepareStores() error {
 	for _, s := range c.plan.frozen {
-		if o, d := c.s.units.stores[medium(s)], c.s.units.divided[medium(s)]; o != nil && !o.readOnly || d != nil && !d.readOnly {
+		if o, d := c.s.units.stores[medium(s)], c.s.units.divided[medium(s)]; o != nil && !bottom(o.opened).ReadOnly || d != nil && !bottom(d.opened).ReadOnly {
 			continue // only a former reload has said that nobody writes
 		}
 		return fmt.Errorf("%s: the store %q was opened read-only, and this process cannot open it again to write: make it writable, and restart", s.Pos, s.Name)
@@ -124,6 +144,7 @@ func (c *change) prepareStores() error {
 			return err
 		}
 		c.units.stores[medium(store)] = s
+		c.created(s.made)
 		if c.next.KeepsObjects(store.Name) {
 			s.heap = c.units.heaps.begin(store.Name, s.volume.Store(), s.mirror, c.s.log.With("store", store.Name))
 		}
@@ -134,6 +155,7 @@ func (c *change) prepareStores() error {
 			return err
 		}
 		c.units.divided[medium(store)] = d
+		c.created(d.made)
 	}
 	for _, l := range c.plan.parts {
 		s, err := c.units.openPartition(c.next, l.target, l.to)
@@ -146,6 +168,15 @@ func (c *change) prepareStores() error {
 		c.pending = append(c.pending, fmt.Sprintf("%s: the options of the store %q, which others stand on, will change at the next start only", s.Pos, s.Name))
 	}
 	return nil
+}
+
+// created says which files the opening of stores has made: where a path has a mistake, a LUN shows a new disk from now on.
+func (c *change) created(made []undoer) {
+	for _, m := range made {
+		if m.Created() {
+			c.did("file %s created", m.Path())
+		}
+	}
 }
 
 // keepStores takes over what is open and stays.
@@ -278,7 +309,9 @@ func (c *change) resize(store *config.Store) (size int64, err error) {
 		if !ok {
 			return 0, errKeepsSize
 		}
-		err = r.Resize(store.Size)
+		if err = r.Resize(store.Size); err == nil {
+			d.opened.Size = store.Size
+		}
 		return d.Whole().Info().Size, err
 	}
 	s := c.units.stores[medium(store)]
@@ -288,6 +321,7 @@ func (c *change) resize(store *config.Store) (size int64, err error) {
 	}
 	if err == nil {
 		c.resized = append(c.resized, s)
+		s.opened.Size = store.Size
 	}
 	return s.volume.Store().Info().Size, err
 }
@@ -415,18 +449,30 @@ func (c *change) commitDivided(gone *units) {
 }
 
 func (l lunChange) String() string {
-	return fmt.Sprintf("LUN %d of %s %s", l.number, l.target.Name, verb(l.from == nil, l.to == nil))
+	var from, to string
+	if l.from != nil {
+		from = l.from.Shows()
+	}
+	if l.to != nil {
+		to = l.to.Shows()
+	}
+	return fmt.Sprintf("LUN %d of %s %s", l.number, l.target.Name, verb(from, to, equal(l.from, l.to)))
 }
 
-// verb says what happens to what is new, or goes.
-func verb(isNew, goes bool) string {
+// verb says what happens to a view of the store from, which is to be one of the store to; empty: there is none. alike says that both are
+// shown in the same way.
+func verb(from, to string, alike bool) string {
 	switch {
-	case isNew:
+	case from == "":
 		return "added"
-	case goes:
+	case to == "":
 		return "removed"
+	case from != to:
+		return "shows " + to + " in place of " + from
+	case alike:
+		return "shows another " + to
 	}
-	return "shows something else"
+	return "shows " + to + " in another way"
 }
 
 func (c *change) commitPortals() {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -492,12 +493,73 @@ func TestApplyOneShotKeepsOneDevice(t *testing.T) {
 	}
 }
 
-// A memory store cannot grow while LUNs show it. Apply says so.
+// A memory store cannot grow while LUNs show it, and a store keeps the options that it was opened with, divided or not. Apply says so each
+// time, until they are again in the file what they are.
 func TestApplyPending(t *testing.T) {
-	r := serve(t, before)
-	done := r.apply(strings.Replace(before, "memory, size: 16MiB", "memory, size: 32MiB", 1))
-	if len(done.Done) != 0 || len(done.Pending) != 1 || !strings.Contains(done.Pending[0], "a memory store keeps its size") {
-		t.Errorf("%+v", done)
+	text := `
+stores:
+  m: {type: memory, size: 16MiB}
+  f: {type: file, path: f.img, size: 16MiB}
+  d: {type: file, path: d.img, size: 16MiB, partitioned: true}
+  below: {type: memory, size: 16MiB}
+  s: {type: slice, on: below, size: 8MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: f, 2: s}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	r := serve(t, text)
+	for _, c := range []struct{ from, to, want string }{
+		{"m: {type: memory, size: 16MiB", "m: {type: memory, size: 32MiB", "a memory store keeps its size"},
+		{"f.img, size: 16MiB", "f.img, size: 16MiB, cache: writethrough", `the options of the store "f"`},
+		{"d.img, size: 16MiB", "d.img, size: 16MiB, direct: true", `the options of the store "d"`},
+		{"below: {type: memory, size: 16MiB", "below: {type: memory, size: 32MiB", `the options of the store "s"`},
+	} {
+		next := strings.Replace(text, c.from, c.to, 1)
+		for range 2 {
+			if done := r.apply(next); len(done.Done) != 0 || len(done.Pending) != 1 || !strings.Contains(done.Pending[0], c.want) {
+				t.Errorf("%s: %+v", c.to, done)
+			}
+		}
+		if done := r.apply(text); len(done.Done)+len(done.Pending) != 0 {
+			t.Errorf("back from %s: %+v", c.to, done)
+		}
+	}
+	grown := strings.Replace(text, "f.img, size: 16MiB", "f.img, size: 32MiB", 1)
+	if done := r.apply(grown); len(done.Done) != 1 || len(done.Pending) != 0 {
+		t.Errorf("a file that grows: %+v", done)
+	}
+	if done := r.apply(grown); len(done.Done)+len(done.Pending) != 0 {
+		t.Errorf("a file that has grown: %+v", done)
+	}
+}
+
+// Apply says what LUNs and namespaces show from now on, and which files it has created: a mistake in a path makes a new disk.
+func TestApplySaysWhatIsShown(t *testing.T) {
+	text := `
+stores:
+  m: {type: memory, size: 1MiB}
+  f: {type: file, path: f.img, size: 1MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: f}}]
+subsystems: [{nqn: "nqn.2026-11.example.oneshot:a", namespaces: {1: f}}]
+portals: [{listen: "127.0.0.1:0"}, {transport: nvme-tcp, listen: "127.0.0.1:0"}]
+`
+	r := serve(t, text)
+	lun, space := "LUN 0 of iqn.2026-11.example.oneshot:a ", "namespace 1 of nqn.2026-11.example.oneshot:a "
+	for _, c := range []struct {
+		from, to string
+		want     []string
+	}{
+		{"f.img", "g.img", []string{"file " + filepath.Join(r.dir, "g.img") + " created", lun + "shows another f", space + "shows another f"}},
+		{"{0: f}", "{0: m}", []string{lun + "shows m in place of f"}},
+		{"{0: f}", "{0: {store: f, block_size: 4096}}", []string{lun + "shows f in another way"}},
+		{"{1: f}", "{1: m}", []string{space + "shows m in place of f"}},
+		{"{1: f}", "{2: f}", []string{space + "removed", "namespace 2 of nqn.2026-11.example.oneshot:a added"}},
+	} {
+		if done := r.apply(strings.Replace(text, c.from, c.to, 1)); !slices.Equal(done.Done, c.want) {
+			t.Errorf("%s in place of %s: %q", c.to, c.from, done.Done)
+		}
+		if done := r.apply(text); slices.ContainsFunc(done.Done, func(s string) bool { return strings.HasPrefix(s, "file") }) {
+			t.Errorf("a file that was there: %q", done.Done)
+		}
 	}
 }
 

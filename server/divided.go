@@ -23,7 +23,7 @@ import (
 type divided struct {
 	*registry.Store
 	name     string           // for messages
-	readOnly bool             // it was opened so
+	opened   *config.Store    // as of openStore
 	store    backend.Store    // all of it
 	identity backend.Identity // may be empty
 	made     []undoer         // as of openStore
@@ -45,7 +45,7 @@ func (u *units) openDivided(c *config.Store) (*divided, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err)
 	}
-	d := &divided{name: c.Name, readOnly: bottom(c).ReadOnly, store: store, identity: backend.IdentityOf(store), made: made}
+	d := &divided{name: c.Name, opened: new(*c), store: store, identity: backend.IdentityOf(store), made: made}
 	fail := func(err error) (*divided, error) { return nil, abandon(store, made, err) }
 	if other := u.sameBytes(d.identity); other != "" {
 		return fail(fmt.Errorf("%s: the stores %q and %q are one, %s: keep one of them", c.Pos, c.Name, other, d.identity))

@@ -137,7 +137,14 @@ type spaceChange struct {
 }
 
 func (c spaceChange) String() string {
-	return fmt.Sprintf("namespace %d of %s %s", c.nsid, c.sub.NQN, verb(c.from == nil, c.to == nil))
+	var from, to string
+	if c.from != nil {
+		from = c.from.Store
+	}
+	if c.to != nil {
+		to = c.to.Store
+	}
+	return fmt.Sprintf("namespace %d of %s %s", c.nsid, c.sub.NQN, verb(from, to, equal(c.from, c.to)))
 }
 
 func findSubsystem(c *config.Config, nqn string) *config.Subsystem {

@@ -168,6 +168,14 @@ func storeOptions(s *config.Store) config.Store {
 		below.Size = s.On.Size // a store below is not resized
 		o.On = &below
 	}
+	if s.Mirror != nil {
+		m := *s.Mirror
+		m.Copies = slices.Clone(m.Copies)
+		for i := range m.Copies {
+			m.Copies[i].Store.Size = 0 // is that of the mirror
+		}
+		o.Mirror = &m
+	}
 	if s.File != nil {
 		f := *s.File
 		f.Create = false // matters only while it is opened

@@ -242,6 +242,25 @@ func TestPlanPending(t *testing.T) {
 	}
 }
 
+// The size of a mirror is that of its copies, too, and no option of theirs: it can change while the mirror is open.
+func TestPlanMirrorSize(t *testing.T) {
+	text := `
+cluster: {name: lab, state: /s, nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2}}}
+stores:
+  m: {type: mirror, size: 1GiB, copies: {a: {type: file, path: /m}, b: {type: file, path: /m}}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:m", luns: {0: m}}]
+portals: [{node: a, listen: "192.0.2.1:3260"}, {node: b, listen: "192.0.2.2:3260", group: 2}]
+`
+	p := newPlan(parse(t, text), parse(t, strings.Replace(text, "1GiB", "2GiB", 1)))
+	if len(p.resize) != 1 || len(p.pending) != 0 {
+		t.Errorf("%d stores are resized, and pending is %q", len(p.resize), p.pending)
+	}
+	p = newPlan(parse(t, text), parse(t, strings.Replace(text, "path: /m}", "path: /m, direct: true}", 1)))
+	if len(p.pending) != 1 {
+		t.Errorf("pending is %q", p.pending)
+	}
+}
+
 func TestEqual(t *testing.T) {
 	a := parse(t, one)
 	b := parse(t, "\n\n"+one)

@@ -26,7 +26,11 @@ type belows struct {
 
 // undoer is a store that can undo what its opening has changed on the medium, such as a new file. Undo is
 // called while the store is open and nobody has used it.
-type undoer interface{ Undo() error }
+type undoer interface {
+	Undo() error
+	Created() bool
+	Path() string
+}
 
 // undo undoes what the openings of stores have changed on their media.
 func undo(made []undoer) (errs []error) {

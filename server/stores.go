@@ -48,7 +48,7 @@ func (u *units) fresh() units {
 // partition, whose volume is the registry's.
 type openStore struct {
 	name     string           // for messages
-	readOnly bool             // it was opened so
+	opened   *config.Store    // what it was opened for, but for the size, which is the one in force; nil: it is a partition
 	identity backend.Identity // may be empty; that of a partition is
 	volume   *volume.Volume
 	made     []undoer        // stores whose opening has to be undone if the change is abandoned
@@ -152,7 +152,7 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	if moves {
 		m.serve(v.Access(), log)
 	}
-	return &openStore{name: c.Name, readOnly: bottom(c).ReadOnly, identity: identity, volume: v, made: made, mirror: m}, nil
+	return &openStore{name: c.Name, opened: new(*c), identity: identity, volume: v, made: made, mirror: m}, nil
 }
 
 // volumeConfig is what volumes have in common; name is that of their states. That of a store which is read-only has its journal, too: what a

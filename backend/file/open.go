@@ -99,6 +99,9 @@ func Open(cfg Config) (*Store, error) {
 	return made, nil
 }
 
+// Created reports whether Open has created the file.
+func (s *Store) Created() bool { return s.created != nil }
+
 // Undo removes the file if Open has created it and nobody has written to it since. It is for stores that
 // nobody gets to see, and comes before Close, for until then nobody else has the file's lock.
 func (s *Store) Undo() error {
