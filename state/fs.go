@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -37,11 +38,11 @@ func (osFS) MkdirAll(path string) error {
 func (osFS) Lock(path string) (closer, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; let this user write to it, or choose another path", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = errors.New("another process has it")
+			err = errors.New("another process has it; end the target that uses it, or give this one another")
 		}
 		return nil, errors.Join(err, f.Close())
 	}

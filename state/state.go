@@ -46,7 +46,7 @@ func open(fsys fileSystem, path string) (*Dir, error) {
 	}
 	lock, err := fsys.Lock(filepath.Join(path, lockName))
 	if err != nil {
-		return nil, fmt.Errorf("the state directory %s cannot be locked: %w; end the target that uses it, or give this one another", path, err)
+		return nil, fmt.Errorf("the state directory %s cannot be used: %w", path, err)
 	}
 	d.lock = lock
 	if err := d.sweep(); err != nil {

@@ -340,6 +340,13 @@ func TestOpen(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	unlockable := t.TempDir() // as on a file system that is read-only: nobody has it
+	if err := os.Mkdir(filepath.Join(unlockable, "lock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(unlockable); err == nil || !strings.Contains(err.Error(), "let this user write") || strings.Contains(err.Error(), "end the target") {
+		t.Errorf("a directory that cannot be locked: %v", err)
+	}
 	if _, err := Open(file); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("a file as directory: %v", err)
 	}
