@@ -201,6 +201,17 @@ func (s *span) flags(c *cobra.Command) {
 	c.Flags().Var(&s.length, "length", "how many `BYTES` to copy, such as 1MiB; 0: all there are")
 }
 
+// fits checks that n bytes are there from the offset on, of the size bytes of what is a disk or a partition.
+func (s *span) fits(what string, n, size int64) error {
+	switch off := int64(s.offset); {
+	case off > size:
+		return fmt.Errorf("the offset %d is beyond the end of the %s, which has %d bytes", off, what, size)
+	case off > size-n:
+		return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the %s, which has %d bytes", n, off, what, size)
+	}
+	return nil
+}
+
 // copied is the result of a copy.
 type copied struct {
 	Bytes int64 `json:"bytes"`
@@ -224,8 +235,8 @@ it copies to standard output. It overwrites a FILE that exists.`,
 			if sp.length > 0 {
 				n = int64(sp.length)
 			}
-			if n < 0 || int64(sp.offset) > l.Size()-n {
-				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", n, sp.offset, l.Size())
+			if err := sp.fits("disk", n, l.Size()); err != nil {
+				return err
 			}
 			taken, err := copyTo(c, args[1:], func(w io.Writer) error {
 				bar := newBar(c.ErrOrStderr(), n)
@@ -303,8 +314,8 @@ block keeps its content. An input that has fewer bytes than --length says is wri
 		}
 		defer shut()
 		return fl.disk(c, args[0], func(ctx context.Context, l blocks) error {
-			if total > 0 && int64(sp.offset) > l.Size()-total {
-				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", total, sp.offset, l.Size())
+			if err := sp.fits("disk", total, l.Size()); err != nil {
+				return err
 			}
 			bar := newBar(c.ErrOrStderr(), total)
 			n, err := l.CopyFrom(ctx, r, int64(sp.offset), bar.set)

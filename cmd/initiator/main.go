@@ -27,6 +27,7 @@ import (
 	"os"
 	"os/signal"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"oneshot/internal/command"
@@ -55,9 +56,13 @@ func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdou
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	command.Completion(root, misused)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted by a signal")
 	}
 	out, flush := loglimit.ForLastWords(err, stderr)
 	defer flush()
@@ -66,6 +71,11 @@ func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdou
 		return exitUsage
 	}
 	return exitError
+}
+
+// misused is the error for a command that was called in a way that makes no sense.
+func misused(c *cobra.Command, reason string) error {
+	return &usageError{fmt.Errorf("%s; %s --help explains", reason, c.CommandPath())}
 }
 
 // usageError is the error for a command line that makes no sense.

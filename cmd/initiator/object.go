@@ -33,7 +33,9 @@ where other users cannot see them.`,
 		Example: `  echo hello | initiator object insert 192.0.2.1:7261,192.0.2.2:7261
   initiator object read 192.0.2.1:7261,192.0.2.2:7261 os1:500000000000:fff1a3b7:1`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return misused(c, "nothing to do: name a command, such as insert or read")
+		},
 	}
 	c.AddCommand(objectInsert(fl), objectUpdate(fl), objectDelete(fl),
 		objectGet(fl, "read", "Print an object", `read writes an object to FILE, or to standard output. It is what was written last.`, (*object.Client).Read),

@@ -39,7 +39,9 @@ users can see the command line but not the environment, so put user and secret i
 		Example: `  initiator partition ls oneshot+iwarp://127.0.0.1
   initiator partition read --length 1MiB oneshot+iwarp://127.0.0.1/disk1/log | hexdump -C | head`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return misused(c, "nothing to do: name a command, such as ls or read")
+		},
 	}
 	c.AddCommand(partitionList(fl), partitionRead(fl), partitionWrite(fl), partitionBench(fl))
 	return c
@@ -169,8 +171,8 @@ it copies to standard output. It overwrites a FILE that exists.`,
 			if sp.length > 0 {
 				n = int64(sp.length)
 			}
-			if n < 0 || int64(sp.offset) > e.Info().Size-n { // before FILE is overwritten
-				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the partition, which has %d bytes", n, sp.offset, e.Info().Size)
+			if err := sp.fits("partition", n, e.Info().Size); err != nil { // before FILE is overwritten
+				return err
 			}
 			taken, err := copyTo(c, args[1:], func(w io.Writer) error {
 				bar := newBar(c.ErrOrStderr(), n)
@@ -221,8 +223,8 @@ unit, the rest of that unit keeps its content, which takes the right to read.`,
 		}
 		defer shut()
 		return fl.partition(c, args[0], o, need, func(ctx context.Context, e *endpoint.Endpoint) error {
-			if int64(sp.offset) > e.Info().Size-total { // before anything is written
-				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the partition, which has %d bytes", total, sp.offset, e.Info().Size)
+			if err := sp.fits("partition", total, e.Info().Size); err != nil { // before anything is written
+				return err
 			}
 			bar := newBar(c.ErrOrStderr(), total)
 			n, err := e.CopyFrom(ctx, r, int64(sp.offset), bar.set)

@@ -90,12 +90,12 @@ RDMA over iWARP needs no card and no kernel module.`,
 			}
 			near := c.SuggestionsFor(a[0])
 			if len(near) == 0 {
-				return &usageError{fmt.Errorf("unknown command %q; %s --help explains", a[0], c.Name())}
+				return misused(c, fmt.Sprintf("unknown command %q", a[0]))
 			}
 			return &usageError{fmt.Errorf("unknown command %q: did you mean %s?", a[0], strings.Join(near, " or "))}
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
-			return &usageError{fmt.Errorf("nothing to do: name a command, such as ls, read or bench; %s --help explains", c.Name())}
+			return misused(c, "nothing to do: name a command, such as ls, read or bench")
 		},
 	}
 	command.ShowVersion(root)

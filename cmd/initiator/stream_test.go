@@ -38,7 +38,7 @@ func TestInterrupted(t *testing.T) {
 				_, _ = feeds.Write(make([]byte, 1))
 			}
 			cancel()
-			if status := <-ended; status != exitError || !strings.Contains(bad.String(), "canceled") {
+			if status := <-ended; status != exitError || !strings.HasSuffix(bad.String(), ": interrupted by a signal\n") {
 				t.Errorf("status %d, %s", status, &bad)
 			}
 		})

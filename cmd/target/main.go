@@ -53,6 +53,7 @@ func run(arg0 string, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	command.Completion(root, misused)
 	err := root.Execute()
 	if err == nil {
 		return exitOK

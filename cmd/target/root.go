@@ -44,10 +44,13 @@ without one it serves a small memory disk to this machine.`,
 	command.ShowVersion(root)
 	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), accessCommand(), haCommand(), witnessCommand(), partitionCommand(), endpointCommand(), importCommand(), versionCommand())
-	root.AddCommand(command.Docs(func(cmd *cobra.Command, reason string) error { return &usageError{cmd.CommandPath(), reason} }))
+	root.AddCommand(command.Docs(misused))
 	root.AddCommand(rdmaCommand(), nicCommand())
 	return root
 }
+
+// misused is the error for a command that was called in a way that makes no sense.
+func misused(cmd *cobra.Command, reason string) error { return &usageError{cmd.CommandPath(), reason} }
 
 func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

@@ -51,6 +51,29 @@ func ShowExitStatus(root *cobra.Command) {
 	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status: " + exitStatus + ".\n")
 }
 
+// Completion gives root, which has its name and its output, the command completion, and has it refuse what it does not know: cobra's own
+// prints its help then, with status 0, which a script that asks for a shell's completion takes for one. wrong is as for Docs.
+func Completion(root *cobra.Command, wrong func(cmd *cobra.Command, reason string) error) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(cmd *cobra.Command, _ []string) error {
+			return wrong(cmd, "name a shell: bash, zsh, fish or powershell")
+		}
+		for _, shell := range c.Commands() {
+			shell.Args = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return wrong(cmd, fmt.Sprintf("unexpected argument %q", args[0]))
+				}
+				return nil
+			}
+		}
+	}
+}
+
 // writeCompletions writes the scripts of three shells under the names by which these look for
 // them.
 func writeCompletions(root *cobra.Command, dir string) error {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -37,5 +38,24 @@ func TestManPage(t *testing.T) {
 	root.SetArgs([]string{"list", "--help"})
 	if err := root.Execute(); err != nil || !strings.HasSuffix(help.String(), "Exit status: "+exitStatus+".\n") {
 		t.Errorf("%v, %s", err, help.String())
+	}
+}
+
+// The command completion prints the script of a shell, and refuses everything else.
+func TestCompletion(t *testing.T) {
+	for text, known := range map[string]bool{
+		"completion bash": true, "completion fish": true,
+		"completion": false, "completion tcsh": false, "completion bash more": false,
+	} {
+		root := &cobra.Command{Use: "prog", SilenceErrors: true, SilenceUsage: true}
+		root.AddCommand(&cobra.Command{Use: "list", Run: func(*cobra.Command, []string) {}})
+		var out strings.Builder
+		root.SetOut(&out)
+		misused := errors.New("misused")
+		Completion(root, func(*cobra.Command, string) error { return misused })
+		root.SetArgs(strings.Fields(text))
+		if err := root.Execute(); known && (err != nil || !strings.Contains(out.String(), "prog")) || !known && (err != misused || out.Len() > 0) {
+			t.Errorf("%s: %v, %q", text, err, out.String())
+		}
 	}
 }
