@@ -449,6 +449,19 @@ func TestMemory(t *testing.T) {
 func TestNoMemory(t *testing.T) {
 	b := newBench(t, false, 8<<20, service.Config{})
 	c := b.use(0)
+	release := b.exhaust()
+	c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 4096})
+	if r := c.do(wire.Request{Op: wire.Flush, Tag: 2}); r.Status != wire.OK { // wants none
+		t.Errorf("%+v", r)
+	}
+	release()
+	if r := c.response(); r.Tag != 1 || r.Status != wire.OK {
+		t.Errorf("%+v", r)
+	}
+}
+
+// exhaust takes all memory of the service.
+func (b *bench) exhaust() (release func()) {
 	var taken []*mem.Lease
 	for n := mem.MaxLease; n >= mem.PageSize; {
 		if l := b.pool.Lease(n); l != nil {
@@ -457,15 +470,10 @@ func TestNoMemory(t *testing.T) {
 			n /= 2
 		}
 	}
-	c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 4096})
-	if r := c.do(wire.Request{Op: wire.Flush, Tag: 2}); r.Status != wire.OK { // wants none
-		t.Errorf("%+v", r)
-	}
-	for _, l := range taken {
-		l.Release()
-	}
-	if r := c.response(); r.Tag != 1 || r.Status != wire.OK {
-		t.Errorf("%+v", r)
+	return func() {
+		for _, l := range taken {
+			l.Release()
+		}
 	}
 }
 
@@ -676,6 +684,35 @@ func TestFenceWithoutMemory(t *testing.T) {
 		if r := c.response(); r.Status != want[r.Tag] || r.Status == wire.Medium && r.Value != 4096 {
 			t.Errorf("%+v, want %v", r, want[r.Tag])
 		}
+	}
+}
+
+// A FLUSH on a strict handle answers for all that came before it, whether it is relaxed or not (O8): it does not pass a WRITE whose data
+// has not come.
+func TestFlushBehindData(t *testing.T) {
+	b := newBench(t, false, 8<<20, service.Config{})
+	c := b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: uint16(rdma.FreeFinish)}, nil)
+	c.attached()
+	release := b.exhaust()
+	c.data()[0] = 5
+	c.request(wire.Request{Op: wire.Write, Tag: 1, Length: 512})
+	c.request(wire.Request{Op: wire.Flush, Flags: wire.Relaxed, Tag: 2})
+	c.request(wire.Request{Op: wire.Flush, Tag: 3, Handle: c.handle + 1}) // answered at once
+	for _, want := range []struct {
+		tag uint32
+		is  wire.Status
+	}{{3, wire.NoHandle}, {1, wire.OK}, {2, wire.OK}} {
+		if r := c.response(); r.Tag != want.tag || r.Status != want.is {
+			t.Errorf("%+v, want %+v", r, want)
+		}
+		if want.tag == 3 {
+			release()
+		}
+	}
+	if b.store.Crash(1)[0] != 5 {
+		t.Error("what was flushed is not durable")
 	}
 }
 

@@ -22,6 +22,8 @@ type Endpoint struct {
 	Revoke func(error)
 	// Quick: fewer random works, for providers that bring them to another one that runs them all.
 	Quick bool
+	// Cut, if set, ends the connection of a queue pair, which comes back by itself: Model has it do so, too.
+	Cut func(rdma.QueuePair)
 	// Wire: errors come across a wire, as a status and nothing else.
 	Wire bool
 }
@@ -34,7 +36,7 @@ func RunEndpoint(t *testing.T, open func(t *testing.T, s *Volatile) Endpoint) {
 			c.run(t, open(t, NewVolatile(endpointSize, seedOf(t))))
 		})
 	}
-	t.Run("Model", func(t *testing.T) { testEndpointModel(t, open) })
+	t.Run("Model", func(t *testing.T) { RunEndpointModel(t, open) })
 }
 
 const (

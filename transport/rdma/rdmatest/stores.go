@@ -24,7 +24,7 @@ func RunStore(t *testing.T, open func(t *testing.T) Endpoint) {
 		}
 	}
 	t.Run("Model", func(t *testing.T) {
-		testEndpointModel(t, func(t *testing.T, s *Volatile) Endpoint {
+		RunEndpointModel(t, func(t *testing.T, s *Volatile) Endpoint {
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}

@@ -216,7 +216,7 @@ func (w *work) overtaken() bool {
 func (q *queuePair) isToldOf(w *work) bool {
 	fenced := false
 	for v := w.next; v != nil && v.began; v = v.next {
-		fenced = fenced || v.fence
+		fenced = fenced || v.fence || v.opcode == rdma.OpFlush && q.order&rdma.FreeStart == 0 // O8
 		if v.gate == noGate && (fenced && v.changes() || v.isAtomic() && q.isStrict(v)) {
 			return true
 		}

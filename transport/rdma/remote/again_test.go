@@ -305,9 +305,19 @@ func TestAtomicNotRepeated(t *testing.T) {
 // A Write behind which a fence may have let others know that it is done is not done again over what they have written since: the service
 // does not know the session any more, and so not that it has done it.
 func TestToldOfNotRepeated(t *testing.T) {
-	for name, behind := range map[string]func(u *user) rdma.Work{
-		"a Write with a fence": func(u *user) rdma.Work { return u.work(rdma.OpWrite, 2, rdma.Fence, 0, 512, 4096) },
-		"an atomic operation":  func(u *user) rdma.Work { return u.work(rdma.OpFetchAdd, 2, 0, 0, 8, 4096) },
+	for name, c := range map[string]struct {
+		behind func(u *user) []rdma.Work
+		want   []rdma.Status // of these
+	}{
+		"a Write with a fence": {func(u *user) []rdma.Work {
+			return []rdma.Work{u.work(rdma.OpWrite, 2, rdma.Fence, 0, 512, 4096)}
+		}, []rdma.Status{rdma.StatusTransport}},
+		"an atomic operation": {func(u *user) []rdma.Work {
+			return []rdma.Work{u.work(rdma.OpFetchAdd, 2, 0, 0, 8, 4096)}
+		}, []rdma.Status{rdma.StatusTransport}},
+		"a Write behind a flush": {func(u *user) []rdma.Work {
+			return []rdma.Work{u.work(rdma.OpFlush, 2, 0, 0, 0, 0), u.work(rdma.OpWrite, 3, 0, 0, 512, 8192)}
+		}, []rdma.Status{rdma.StatusOK, rdma.StatusOK}},
 	} {
 		asked, goOn := make(chan struct{}), make(chan struct{})
 		var ask sync.Once
@@ -323,16 +333,18 @@ func TestToldOfNotRepeated(t *testing.T) {
 			return p.AppendTo(nil)
 		})
 		u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.OrderStrict)
-		u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0), behind(u))
+		u.post(append([]rdma.Work{u.work(rdma.OpWrite, 1, 0, 0, 512, 0)}, c.behind(u)...)...)
 		<-asked
 		remote.Cut(u.qp)
 		close(goOn)
 		u.want(1, rdma.StatusTransport)
-		u.want(2, rdma.StatusTransport)
-		u.post(u.work(rdma.OpRead, 3, rdma.Fence, 0, 512, 8192))
-		u.want(3, rdma.StatusFenced)
-		u.post(u.work(rdma.OpWrite, 4, 0, 0, 512, 8192))
-		u.want(4, rdma.StatusOK)
+		for i, status := range c.want {
+			u.want(uint64(2+i), status)
+		}
+		u.post(u.work(rdma.OpRead, 4, rdma.Fence, 0, 512, 16384))
+		u.want(4, rdma.StatusFenced)
+		u.post(u.work(rdma.OpWrite, 5, 0, 0, 512, 16384))
+		u.want(5, rdma.StatusOK)
 		if again[0] || again[4096] {
 			t.Errorf("behind it %s: what was sent again is %v", name, again)
 		}

@@ -41,7 +41,7 @@ func TestDirectStores(t *testing.T) {
 	rdmatest.RunStore(t, func(t *testing.T) rdmatest.Endpoint {
 		f := newDirect(t, newMemory(t))
 		d := open(t, remote.Config{Device: newIWARP(t)})
-		return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Revoke: f.revoke, Wire: true, Quick: true}
+		return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut}
 	})
 }
 

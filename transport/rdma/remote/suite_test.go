@@ -263,12 +263,23 @@ var below = []struct {
 func TestEndpoints(t *testing.T) {
 	for _, c := range below {
 		t.Run(c.name, func(t *testing.T) {
-			rdmatest.RunEndpoint(t, func(t *testing.T, s *rdmatest.Volatile) rdmatest.Endpoint {
-				f := newFar(t, s, c.away(t), c.listen, service.Config{})
-				d := open(t, remote.Config{Device: c.here(t)})
-				return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true}
-			})
+			rdmatest.RunEndpoint(t, suite(c.here, c.away, c.listen, service.Config{}))
 		})
+	}
+	// Works take several requests, which wait for memory and credits.
+	t.Run("little memory", func(t *testing.T) {
+		rdmatest.RunEndpointModel(t, suite(newLocal, newLocal, "pair:0", service.Config{Memory: mem.PageSize, Credits: 5}))
+	})
+}
+
+// suite returns what opens the endpoint of a test of the suite.
+func suite(here, away func(testing.TB) rdma.Device, listen string, c service.Config) func(*testing.T, *rdmatest.Volatile) rdmatest.Endpoint {
+	return func(t *testing.T, s *rdmatest.Volatile) rdmatest.Endpoint {
+		f := newFar(t, s, away(t), listen, c)
+		d := open(t, remote.Config{Device: here(t)})
+		return rdmatest.Endpoint{
+			Device: d, Address: f.l.Addr().String() + "/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut,
+		}
 	}
 }
 
