@@ -18,12 +18,13 @@ import (
 
 // A mirror grows so that a crash at any time leaves it as large as it was, or growing:
 //
-//	all copies    get room, zeroed and durable: the file room of each. If one cannot, it ends here
+//	all copies    get room, zeroed and durable. If one cannot, it ends here
 //	consensus     the record of the store has the new size
 //	each node     hears of it, and notes it beside its metadata
 //	the primary   has all copies in sync grow in their order; then hosts see the new size (mirror.Grow)
 //
-// Nothing is written to what is new before consensus has agreed, so what is zeroed is never something that was written.
+// Nothing is written to what is new before consensus has agreed and the node has noted that, so what is zeroed is never something that was written.
+// Room that was not used is forgotten with the process: the disk of the next life may be another one, with anything there.
 
 // sizing is how large a copy is.
 type sizing struct {
@@ -35,14 +36,6 @@ type sizing struct {
 	room  int64                        // bytes that the copy has room for; guarded by mu
 	size  int64                        // bytes of the mirror as this node has noted it; guarded by mu
 	noted atomic.Pointer[quorum.Store] // that record
-}
-
-const roomFile = "room"
-
-func readRoom(dir quorum.FS) (int64, error) {
-	var n uint64
-	_, err := readNumbers(dir, roomFile, &n)
-	return int64(n), err
 }
 
 // roomFor gives a copy that has room for as many as have bytes room for size, and returns for how many it has room then. It gives up between
@@ -107,9 +100,6 @@ func (s *mirrored) makeRoomLocked(size int64) error {
 		return fmt.Errorf("the mirror %s is being closed on this node", s.name)
 	}
 	room, err := roomFor(s.ctx, s.copied, size, max(s.room, s.size))
-	if err == nil && room > max(s.room, s.size) {
-		err = writeNumbers(s.dir, roomFile, uint64(room))
-	}
 	if err != nil {
 		return err
 	}

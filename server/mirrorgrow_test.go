@@ -1,6 +1,8 @@
 package server
 
 import (
+	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -144,5 +146,32 @@ func TestGrownWhileAway(t *testing.T) {
 	m := s.mirrors()[0]
 	if err := m.Await(t.Context(), func(replica.State) bool { return m.Info().Size == size }); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestRoomOnAnotherDisk: a copy got room that was not used, and then another disk. What that one has there does not come to light when the mirror grows.
+func TestRoomOnAnotherDisk(t *testing.T) {
+	text, on := mirrorOn(t)
+	const has, size = 16 << 20, 24 << 20
+	s := newServer(t, on(text))
+	if err := s.mirrors()[0].makeRoom(size); err != nil {
+		t.Fatal(err)
+	}
+	disk := filepath.Join(filepath.Dir(s.member.state), "a.img")
+	shutdown(t, s)
+	other := disk + ".other"
+	err := os.WriteFile(other, bytes.Repeat([]byte("another"), size/7+1)[:size], 0o600)
+	if err := errors.Join(err, os.Rename(other, disk)); err != nil {
+		t.Fatal(err)
+	}
+	s = newServer(t, on(text))
+	err = s.mirrors()[0].makeRoom(size)
+	shutdown(t, s)
+	b, readErr := os.ReadFile(disk)
+	if err := errors.Join(err, readErr); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b[has:], make([]byte, size-has)) {
+		t.Errorf("the room of the copy begins with %q", b[has:has+20])
 	}
 }

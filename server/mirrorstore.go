@@ -94,13 +94,9 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return nil, err
 	}
-	room, err := readRoom(dir)
-	if err != nil {
-		return nil, err
-	}
 	own := new(*c.Mirror.Copy(m.name))
 	if isKnown { // it may have grown, and the file not say so yet
-		own.Size = max(record.Size, room)
+		own.Size = record.Size
 		if own.Type == config.StoreFile { // longer than that after an attempt to grow that was given up
 			if st, err := os.Stat(own.File.Path); err == nil {
 				own.Size = max(own.Size, st.Size()/int64(record.BlockSize)*int64(record.BlockSize))
@@ -133,7 +129,8 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return fail(err)
 	}
-	if room, err = roomFor(context.Background(), store, record.Size, max(room, min(own.Size, record.Size))); err != nil {
+	room, err := roomFor(context.Background(), store, record.Size, min(own.Size, record.Size))
+	if err != nil {
 		return fail(err)
 	}
 	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
