@@ -11,8 +11,8 @@ package replica
 //
 //   - A copy that is in S in this reign has had no record on its disk that is not in the log of this primary, or before it: it was brought to the
 //     end of that log when the reign began, or brought level since, and takes records from nobody else. The records before the log, but for
-//     early ones, all of S have durable; so it has them after a power cut, too. All others get a bit when the copy leaves ([Core.marksFor]), and so
-//     do those that follow ([Core.markRecord]) and ranges that a comparison has found odd.
+//     early ones, all of S have durable; so it has them after a power cut, too, and those that it has told to be on its disk. All others get a bit when
+//     the copy leaves ([Core.marksFor]), and so do those that follow ([Core.markRecord]) and ranges that a comparison has found odd.
 //   - A bit in lacks stays when the granule is copied: KindClean is told when the copy has it, durable or not, and the copy may lose its power then.
 //     What it suspects by itself says nothing more: a region is suspect as a whole, for one record.
 //   - The primary before this one has left S by this view. Its disk had a record when that was committed, so this primary has it, or all of S had

@@ -134,6 +134,23 @@ func TestKeptBegun(t *testing.T) {
 	only(s, said[Lend](s.gives(0, s.tell(1, Ack{Stream: ownStream(1), Received: 1, Applied: 1}))))
 }
 
+// What a copy has told to be on its disk it has, though its mark waits; what came after that it may lack.
+func TestKeptOnDisk(t *testing.T) {
+	s := reigns(t, 2)
+	s.ack(1, 0, 0, 0)
+	for seq := range uint64(2) {
+		s.do(Zero{ID: seq, Off: int64(seq) * granuleLen, Len: blockLen})
+		s.written(s.tell(1, Ack{Stream: streamOf(1), Received: seq + 1, Applied: seq + 1, Synced: 1}))
+	}
+	s.leave(1)
+	if !s.Keeps(1, 0, blockLen) {
+		t.Error("it has record 1 on its disk, and is not asked for it")
+	}
+	if s.Keeps(1, granuleLen, blockLen) {
+		t.Error("it may lack record 2, and is asked for it")
+	}
+}
+
 // What was written while a copy was away, copied, called clean and lost again with its power it does not have.
 func TestKeptNotDurable(t *testing.T) {
 	s := left(t, 2)

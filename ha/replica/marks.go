@@ -52,8 +52,10 @@ func (c *Core) markRecord(r *Record) {
 	}
 }
 
-// marksFor keeps the bitmaps as a new view asks for. A copy that leaves S may lack what is not durable on all of S.
+// marksFor keeps the bitmaps as a new view asks for. A copy that leaves S may lack what is not durable on all of S, but for what it has told this primary to be
+// on its disk.
 func (c *Core) marksFor(old, v View) {
+	isPrimary := c.role == Primary && v.Primary == c.cfg.Self && v.Term == old.Term
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		switch {
 		case v.InSync.Has(id):
@@ -61,7 +63,9 @@ func (c *Core) marksFor(old, v View) {
 		case old.InSync.Has(id):
 			c.bitmaps[id].Add(c.early)
 			for i := range c.entries {
-				c.markWritten(&c.bitmaps[id], &c.entries[i].Record)
+				if e := &c.entries[i]; !isPrimary || e.Seq > c.onDiskOf(id) {
+					c.markWritten(&c.bitmaps[id], &e.Record)
+				}
 			}
 		}
 	}

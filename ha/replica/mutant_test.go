@@ -615,6 +615,11 @@ var scenarioMutants = []struct {
 		Old: "c.bitmaps[id].Has(g) && (!c.left.Has(id)",
 		New: "c.bitmaps[id].Has(g) && !ON && (!c.left.Has(id)",
 	}},
+	{"TestKeptOnDisk", mutants.Mutant{
+		Name: "takes what a copy has received for what its disk has", File: "marks.go",
+		Old: "e.Seq > c.onDiskOf(id) {",
+		New: "e.Seq > map[bool]uint64{false: c.onDiskOf(id), true: c.receivedBy(id)}[ON] {",
+	}},
 	{"TestKeptBegun", mutants.Mutant{
 		Name: "asks a copy that still has its log of before", File: "kept.go",
 		Old: "p.begun && p.outside",
