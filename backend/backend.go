@@ -71,11 +71,13 @@ type Op struct {
 	Segs  [][]byte // Read, Write: where the bytes go or come from, in order
 	Done  Completer
 	Term  uint64 // if not 0, that of a Termed store in which the operation has to take place, else it fails with a *MovedError
+	Key   uint64 // if not 0, a command that compares and writes, by whoever has sent it: its Read and its Write of one range have it, see Did
 
 	// Results, valid at completion.
 	Err    error // nil, or one of this package's error types
 	Mapped bool  // Status: the byte at Off has space of its own
 	Extent int64 // Status: bytes from Off, within Len, that share this state; at least one block
+	Did    bool  // Read with a Key: another process has served the store not long ago, and did the Write; nothing was written there since
 
 	// Private is for the store while it has the operation.
 	Private uint64

@@ -184,7 +184,7 @@ func (t *Task) compare() volume.Next {
 	}
 	t.fused = true
 	t.Queue.first = t
-	return t.r.CompareAndWrite(t.off, t.n, false, transferred)
+	return t.r.CompareAndWrite(t.off, t.n, false, t.Queue.ctrl.hostNQN, transferred)
 }
 
 func (t *Task) verify() volume.Next {

@@ -23,7 +23,7 @@ func (t *Task) compareAndWrite() Next {
 	if t.n == 0 {
 		return t.good()
 	}
-	return t.r.CompareAndWrite(t.off, t.n, t.fua, transferred)
+	return t.r.CompareAndWrite(t.off, t.n, t.fua, t.Nexus.initiator.Name, transferred)
 }
 
 // ---- ORWRITE ----

@@ -42,7 +42,7 @@ func TestAbortedWriteIsWaitedFor(t *testing.T) {
 		"WriteAndVerify":  func(r *Request, then Step) Next { return r.WriteAndVerify(0, 8192, true, then) },
 		"WriteSame":       func(r *Request, then Step) Next { return r.WriteSame(0, 8192, 512, false, then) },
 		"Erase":           func(r *Request, then Step) Next { return r.Erase([]Range{{0, 8192}}, true, then) },
-		"CompareAndWrite": func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, then) },
+		"CompareAndWrite": func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, "", then) },
 		"copy": func(r *Request, then Step) Next {
 			return r.CopyMemory(8192, func(r *Request) Next { return r.CopyWrite(r.v, 0, 0, 8192, false, then) })
 		},
@@ -123,7 +123,7 @@ func TestAbortedWritesBesideExclusive(t *testing.T) {
 	store.held = nil
 	unit.abort(t)
 	namespace.abort(t)
-	must(other.begin(true, make([]byte, 8192), func(r *Request, then Step) Next { return r.CompareAndWrite(8192, 4096, false, then) }))
+	must(other.begin(true, make([]byte, 8192), func(r *Request, then Step) Next { return r.CompareAndWrite(8192, 4096, false, "", then) }))
 	late := newShow(v, 4096, other.holder)
 	must(late.write(t, 4, 1, block))
 	held := func(want int, when string) {
@@ -357,7 +357,7 @@ func TestBarsInAnyOrder(t *testing.T) {
 				func(r *Request, then Step) Next { return r.Write(off, n, false, then) },
 				func(r *Request, then Step) Next { return r.Erase([]Range{{off, n}, {off + 8192, n}}, true, then) },
 				func(r *Request, then Step) Next { return r.WriteAndVerify(off, n, true, then) },
-				func(r *Request, then Step) Next { return r.CompareAndWrite(off, 512, false, then) },
+				func(r *Request, then Step) Next { return r.CompareAndWrite(off, 512, false, "", then) },
 			}[rnd.IntN(6)]
 			if err := all[i].begin(true, all[i].data, do); err != nil {
 				t.Fatal(err)
@@ -482,7 +482,7 @@ func TestLateExclusiveIsOvertaken(t *testing.T) {
 	for name, first := range map[string]func(r *Request, then Step) Next{
 		"WriteAtomic":     func(r *Request, then Step) Next { return r.WriteAtomic(0, 4096, false, then) },
 		"OrWrite":         func(r *Request, then Step) Next { return r.OrWrite(0, 4096, false, then) },
-		"CompareAndWrite": func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, then) },
+		"CompareAndWrite": func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, "", then) },
 	} {
 		for _, at := range []int64{0, 1} {
 			store := &heldStore{sliceStore: newSliceStore(1 << 20)}
@@ -531,7 +531,7 @@ func TestLateExclusiveKeepsItsPlace(t *testing.T) {
 		}
 		namespace.r, namespace.data = new(Request), slices.Concat(fill(1), fill(2))
 		namespace.r.Begin(namespace, v, 4096, mem.MaxLease, false, false)
-		next := namespace.r.CompareAndWrite(0, 4096, false, func(*Request) Next { return Done })
+		next := namespace.r.CompareAndWrite(0, 4096, false, "", func(*Request) Next { return Done })
 		if early {
 			namespace.r.Overdue()
 		}

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 
 	"oneshot/backend"
@@ -49,9 +50,12 @@ func (r *Request) differs(at int64) Next {
 // ---- compare and write ----
 
 // CompareAndWrite pulls twice n bytes: what must be at off, and what replaces it. Mismatch says that it
-// was not there, and nothing has changed.
-func (r *Request) CompareAndWrite(off, n int64, fua bool, then Step) Next {
+// was not there, and nothing has changed. by names the initiator: if the node that has done the command is lost before it has answered, the initiator
+// sends the same again to another one, and learns there that it was done.
+func (r *Request) CompareAndWrite(off, n int64, fua bool, by string, then Step) Next {
 	r.begins(off, n, fua, then)
+	r.use()
+	r.by = by
 	return r.Memory(int(2*n), int(n), (*Request).comparePull)
 }
 
@@ -66,6 +70,9 @@ func (r *Request) compareStart() Next {
 		return r.compareLent()
 	}
 	r.op.Flags = 0
+	if r.v.termed != nil {
+		r.op.Key = r.compareKey()
+	}
 	return r.submit(backend.Read, r.off, r.n, r.scratch, (*Request).compareRead)
 }
 
@@ -97,10 +104,21 @@ func (r *Request) compareRead() Next {
 	}
 	data := r.lease.Bytes()
 	if at := mismatch(r.op.Segs, data[:r.n]); at >= 0 {
+		if r.op.Did && mismatch(r.op.Segs, data[r.n:]) < 0 {
+			return r.submit(backend.Flush, 0, 0, nil, (*Request).opEnd) // with fua it may not have been durable yet
+		}
 		return r.differs(at)
 	}
 	r.op.Flags = r.writeFlag()
 	return r.submit(backend.Write, r.off, r.n, data[r.n:], (*Request).opEnd)
+}
+
+// compareKey names the command: the same one has the same name on all nodes.
+func (r *Request) compareKey() uint64 {
+	data := sha256.Sum256(r.lease.Bytes()[:2*r.n])
+	var b [512]byte
+	name := sha256.Sum256(append(binary.BigEndian.AppendUint64(append(b[:0], data[:]...), uint64(r.off)), r.by...))
+	return binary.BigEndian.Uint64(name[:]) | 1
 }
 
 // ---- or ----

@@ -42,7 +42,7 @@ func counts(t *testing.T, v *Volume, pool *mem.Pool) {
 		binary.NativeEndian.PutUint64(both[512:], binary.NativeEndian.Uint64(both)+1)
 		r := new(Request)
 		r.Begin(c, v, 512, mem.MaxLease, false, false)
-		next := r.CompareAndWrite(0, 512, false, func(*Request) Next { return Done })
+		next := r.CompareAndWrite(0, 512, false, "", func(*Request) Next { return Done })
 		for next != Done {
 			if next == Pull {
 				r.Place(0, both)

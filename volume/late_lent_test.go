@@ -25,7 +25,7 @@ func TestLateIsOvertakenWhereMemoryIsLent(t *testing.T) {
 		"WriteSame":       {func(r *Request, then Step) Next { return r.WriteSame(0, size, 512, false, then) }, fill(1)[:512], false},
 		"WriteAtomic":     {func(r *Request, then Step) Next { return r.WriteAtomic(0, size, false, then) }, fill(1), false},
 		"OrWrite":         {func(r *Request, then Step) Next { return r.OrWrite(0, size, false, then) }, fill(1), false},
-		"CompareAndWrite": {func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, then) }, compare, false},
+		"CompareAndWrite": {func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, "", then) }, compare, false},
 	} {
 		for _, came := range []int{0, 4096} { // bytes of the data that have come in time, where they go straight to their place
 			for _, overtaken := range []bool{false, true} {

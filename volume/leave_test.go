@@ -63,7 +63,7 @@ func TestAllReadsLeaveTheirMemory(t *testing.T) {
 		"verify, 2nd piece": {nil, func(r *Request, then Step) Next { return r.Verify(0, 2*scratchBytes, false, then) }, 1},
 		"verify with data":  {ones, func(r *Request, then Step) Next { return r.Verify(0, 4096, true, then) }, 0},
 		"write and verify":  {ones, func(r *Request, then Step) Next { return r.WriteAndVerify(0, 4096, true, then) }, 1},
-		"compare and write": {bytes.Repeat(ones, 2), func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, then) }, 0},
+		"compare and write": {bytes.Repeat(ones, 2), func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, "", then) }, 0},
 		"or":                {ones, func(r *Request, then Step) Next { return r.OrWrite(0, 4096, false, then) }, 0},
 		"copy": {nil, func(r *Request, then Step) Next {
 			return r.CopyMemory(4096, func(r *Request) Next { return r.CopyRead(r.v, 0, 0, 4096, then) })

@@ -41,7 +41,7 @@ func TestReleased(t *testing.T) {
 			"write":            func(then Step) Next { return r.Write(512, 4096, true, then) },
 			"flush":            func(then Step) Next { return r.Flush(then) },
 			"status":           func(then Step) Next { return r.Status(512, 4096, then) },
-			"compare":          func(then Step) Next { return r.CompareAndWrite(512, 1024, true, then) },
+			"compare":          func(then Step) Next { return r.CompareAndWrite(512, 1024, true, "", then) },
 			"or":               func(then Step) Next { return r.OrWrite(512, 1024, true, then) },
 			"verify":           func(then Step) Next { return r.Verify(512, 1024, true, then) },
 			"verify, no data":  func(then Step) Next { return r.Verify(512, 1024, false, then) },

@@ -112,7 +112,8 @@ type work struct {
 	// Of transfers that go through a range in pieces.
 	done    int64 // bytes of the current range dealt with
 	compare bool
-	fresh   bool // the medium is asked, not a cache
+	by      string // who compares and writes
+	fresh   bool   // the medium is asked, not a cache
 	kind    backend.Kind
 	unit    int64   // bytes of what is repeated
 	ranges  []Range // after the current one

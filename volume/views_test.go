@@ -181,7 +181,7 @@ func TestTwoProtocolsOneSetOfBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := unit.begin(true, slices.Concat(ones[:512], twos[:512]), func(r *Request, then Step) Next {
-		return r.CompareAndWrite(15*512, 512, false, then)
+		return r.CompareAndWrite(15*512, 512, false, "", then)
 	}); err != nil {
 		t.Fatal(err)
 	}

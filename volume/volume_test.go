@@ -441,10 +441,10 @@ func TestRequest(t *testing.T) {
 	if got, _ := do(nil, func(r *Request, then Step) Next { return r.Read(512, 1024, 1000, false, then) }); !bytes.Equal(got, ones[:1000]) {
 		t.Errorf("read %d bytes", len(got))
 	}
-	if _, r := do(append(bytes.Clone(twos), ones...), func(r *Request, then Step) Next { return r.CompareAndWrite(512, 1024, false, then) }); r.Mismatch != 0 {
+	if _, r := do(append(bytes.Clone(twos), ones...), func(r *Request, then Step) Next { return r.CompareAndWrite(512, 1024, false, "", then) }); r.Mismatch != 0 {
 		t.Errorf("compared with other bytes: %d, %v", r.Mismatch, r.Err)
 	}
-	if _, r := do(append(bytes.Clone(ones), twos...), func(r *Request, then Step) Next { return r.CompareAndWrite(512, 1024, false, then) }); r.Mismatch >= 0 || !bytes.Equal(store.data[512:1536], twos) {
+	if _, r := do(append(bytes.Clone(ones), twos...), func(r *Request, then Step) Next { return r.CompareAndWrite(512, 1024, false, "", then) }); r.Mismatch >= 0 || !bytes.Equal(store.data[512:1536], twos) {
 		t.Errorf("compared with what is there: %d, %v", r.Mismatch, r.Err)
 	}
 	if _, r := do(nil, func(r *Request, then Step) Next { return r.Erase([]Range{{Off: 512, N: 512}}, true, then) }); r.Err != nil || store.data[512] != 0 || store.data[1024] != 2 {

@@ -330,7 +330,7 @@ func (r *request) Cork() backend.Uncorker { return backend.Cork(r.caller.Done) }
 // answer gives the results to the caller's operation, and r back.
 func (r *request) answer() {
 	s, op := r.s, r.caller
-	op.Err, op.Mapped, op.Extent = r.op.Err, r.op.Mapped, r.op.Extent
+	op.Err, op.Mapped, op.Extent, op.Did = r.op.Err, r.op.Mapped, r.op.Extent, r.op.Did
 	switch r.kind {
 	case flushes:
 		op.Err = s.flushed(r.began, false, op)

@@ -108,7 +108,7 @@ func (s *Store) finish(t *task) {
 
 // answer copies the results to the caller's operation.
 func (t *task) answer() {
-	t.caller.Err, t.caller.Mapped, t.caller.Extent = t.op.Err, t.op.Mapped, t.op.Extent
+	t.caller.Err, t.caller.Mapped, t.caller.Extent, t.caller.Did = t.op.Err, t.op.Mapped, t.op.Extent, t.op.Did
 }
 
 func (s *Store) leave(t *task) {

@@ -222,7 +222,7 @@ func (r *request) Cork() backend.Uncorker { return backend.Cork(r.caller.Done) }
 // answer gives the results to the caller's operation, and r back.
 func (r *request) answer() {
 	op := r.caller
-	op.Err, op.Mapped, op.Extent = r.op.Err, r.op.Mapped, r.op.Extent
+	op.Err, op.Mapped, op.Extent, op.Did = r.op.Err, r.op.Mapped, r.op.Extent, r.op.Did
 	if op.Err != nil {
 		op.Err = r.s.place(op)
 	} else if op.Kind == backend.Status {

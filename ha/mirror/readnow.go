@@ -12,7 +12,7 @@ import (
 
 // readNow does a read, and reports whether it did.
 func (m *Mirror) readNow(op *backend.Op) bool {
-	if m.prompt == nil || m.cfg.Confirm || op.Flags&^backend.More != 0 {
+	if m.prompt == nil || m.cfg.Confirm || op.Key != 0 || op.Flags&^backend.More != 0 {
 		return false
 	}
 	m.mu.Lock()

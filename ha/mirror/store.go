@@ -227,6 +227,7 @@ func (m *Mirror) answered(a *replica.Answer) {
 		return
 	}
 	t.id = 0
+	t.op.Did = a.Status == replica.Good && t.op.Kind == backend.Read && m.core.Did(t.op.Key, t.op.Off, t.op.Len)
 	switch a.Status {
 	case replica.Good:
 		m.pending = append(m.pending, next{task: t})
@@ -247,7 +248,15 @@ func (m *Mirror) fill(t *task, id uint64, addr int64) {
 	}
 	at := m.arena[addr : addr+t.n]
 	gather(at, t.op.Segs, t.off-t.op.Off)
-	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at), Atomic: t.op.Flags&backend.Atomic != 0, Durable: t.isFlushedNext()})
+	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at), Key: t.key(), Atomic: t.op.Flags&backend.Atomic != 0, Durable: t.isFlushedNext()})
+}
+
+// key is that of the operation, if it is one record.
+func (t *task) key() uint64 {
+	if t.n < t.op.Len {
+		return 0
+	}
+	return t.op.Key
 }
 
 // gather copies what is from skip on in segs.

@@ -143,7 +143,7 @@ func testCommandsLeaveHungDisk(t *testing.T, kinds []backend.Kind, leaves bool) 
 			return r.WriteAndVerify(768*kib, 8*kib, true, then)
 		}),
 		begin("COMPARE AND WRITE", slices.Concat(bytesAt[mib:][:8*kib], other), func(r *volume.Request, then volume.Step) volume.Next {
-			return r.CompareAndWrite(mib, 8*kib, false, then)
+			return r.CompareAndWrite(mib, 8*kib, false, "", then)
 		}),
 		begin("ORWRITE", other, func(r *volume.Request, then volume.Step) volume.Next { return r.OrWrite(2*mib, 8*kib, false, then) }),
 	}
@@ -230,4 +230,71 @@ func testCommandsLeaveHungDisk(t *testing.T, kinds []backend.Kind, leaves bool) 
 		}
 		l.expect(n, 0, bytesAt)
 	}
+}
+
+// TestCompareAndWriteDone: the primary does a COMPARE AND WRITE, and is lost before its host hears of it. The host sends it again to the other node, and learns
+// that it was done: compared, the bytes would be others. Nobody else learns that, nor does the host when something was written there since.
+func TestCompareAndWriteDone(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		pool := mem.NewPool(4 << 20)
+		defer pool.Close()
+		const off, n = 64 << 10, 4096
+		old, now := make([]byte, n), bytes.Repeat([]byte{0xa5}, n)
+		// do has a host compare and write, and returns where the bytes are others; -1: nowhere.
+		do := func(at *node, by string, off int64, from, to []byte) int64 {
+			t.Helper()
+			v, err := volume.New(volume.Config{Store: at.mirror})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newCommand(by, v, pool, slices.Concat(from, to), func(r *volume.Request, then volume.Step) volume.Next {
+				return r.CompareAndWrite(off, n, false, by, then)
+			})
+			if <-c.over; c.err != nil {
+				t.Fatal(c.err)
+			}
+			return c.mismatch
+		}
+		for _, off := range []int64{off, 2 * off, 3 * off} {
+			if at := do(a, "one", off, old, now); at >= 0 {
+				t.Fatalf("byte %d is another one", at)
+			}
+		}
+		if at := do(a, "one", off, old, now); at != 0 {
+			t.Errorf("the node that has answered is asked once more: mismatch at %d", at)
+		}
+		a.kill()
+		l.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		for _, x := range []struct {
+			by       string
+			off      int64
+			from, to []byte
+			want     int64
+		}{
+			{"one", off, old, now, -1},
+			{"one", off, old, now, -1}, // this answer is lost, too
+			{"other", off, old, now, 0},
+			{"one", off, bytesOf(n, 3), now, 0},
+			{"one", off, now, old, -1},
+			{"one", off, now, old, 0},
+			{"one", off, old, now, -1},
+		} {
+			if at := do(b, x.by, x.off, x.from, x.to); at != x.want && !(x.want == 0 && at > 0) {
+				t.Errorf("%s, at %d: mismatch at %d, and should be %d", x.by, x.off, at, x.want)
+			}
+		}
+		l.write(b, 2*off, now) // the same bytes, and yet not by that command
+		if at := do(b, "one", 2*off, old, now); at != 0 {
+			t.Errorf("something was written since: mismatch at %d", at)
+		}
+		time.Sleep(time.Minute)
+		if at := do(b, "one", 3*off, old, now); at != 0 {
+			t.Errorf("a minute after the takeover: mismatch at %d", at)
+		}
+		a.start()
+		l.level(b)
+	})
 }

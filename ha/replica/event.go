@@ -57,6 +57,7 @@ type (
 		Off, Len int64
 		Addr     int64
 		Sum      uint32
+		Key      uint64 // of a COMPARE AND WRITE that the edge does, see [Core.Did]; 0: it is none
 		Atomic   bool
 		Durable  bool // a Flush follows: all have it durable as soon as they can
 	}

@@ -93,7 +93,7 @@ func (c *Core) request(e Event) {
 		c.hungry = append(c.hungry, e)
 		return
 	case Write:
-		o = c.newOp(op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic, durable: e.Durable})
+		o = c.newOp(op{kind: opWrite, id: e.ID, key: e.Key, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic, durable: e.Durable})
 	case Zero:
 		o = c.newOp(op{kind: opZero, id: e.ID, off: e.Off, n: e.Len, durable: e.Durable})
 	case Swap:
@@ -311,7 +311,7 @@ func (c *Core) record(o *op) {
 func (c *Core) compare() {
 	for i := 0; i < len(c.swaps); i++ {
 		o := c.swaps[i]
-		if done := c.resultOf(o); done != nil && !c.unapplied(o.off, o.n) {
+		if done := c.resultOf(o.key); done != nil && !c.unapplied(o.off, o.n) {
 			c.swaps = slices.Delete(c.swaps, i, i+1)
 			i--
 			o.seq = done.Seq
@@ -327,13 +327,23 @@ func (c *Core) compare() {
 
 // resultOf: the same port has sent the same command before a takeover, it was done, and nothing has touched the
 // range since. Then the bytes are what is wanted, and its own.
-func (c *Core) resultOf(o *op) *Result {
+func (c *Core) resultOf(key uint64) *Result {
 	for i := range c.results {
-		if r := &c.results[i]; r.Key == o.key && r.Term < c.view.Term && c.now-c.took < resultsFor {
+		if r := &c.results[i]; r.Key == key && r.Term < c.view.Term && c.now-c.took < resultsFor {
 			return r
 		}
 	}
 	return nil
+}
+
+// Did says, of a primary, whether a Write of a range with that key took place before the takeover, not long ago, and nothing has touched the range since. Whoever has
+// sent it, and sends the same again, has not heard of its end. It is asked when a Read of the range was answered that nothing has overtaken.
+func (c *Core) Did(key uint64, off, n int64) bool {
+	if key == 0 || c.role != Primary {
+		return false
+	}
+	r := c.resultOf(key)
+	return r != nil && r.Off == off && r.Len == n
 }
 
 // endSwap ends one that writes nothing.
