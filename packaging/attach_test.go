@@ -48,13 +48,13 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 	t.Log("the disk is mounted")
 	load, err := s.m.Start("@records", "/mnt/records", "1000000")
 	must(t, err)
-	synced := more(t, load, 50)
+	more(t, load, 50)
 	s.run("systemctl kill -s KILL oneshot-attach@nbd0")
 	more(t, load, 50)
 	s.until("systemctl show --value -p NRestarts oneshot-attach@nbd0", "1")
 	tg.Kill()
 	tg.Start()
-	synced = more(t, load, 50)
+	synced := more(t, load, 50)
 	s.run("sync -f /etc/fstab") // of the system's own disk
 
 	t.Log("the service and the target were killed")
