@@ -302,6 +302,32 @@ func TestAtomicNotRepeated(t *testing.T) {
 	})
 }
 
+// A fence that had not been sent when the connection was lost, for want of credits, knows how those before it have ended: the service that
+// gets it then does not.
+func TestUnsentFence(t *testing.T) {
+	s := newStore(t)
+	few := service.Config{Credits: 2}
+	f := newFar(t, kept{s}, newLocal(t), "pair:0", few)
+	u := use(t, open(t, remote.Config{Device: newLocal(t)}), f.l.Addr().String()+"/disk/log", rdma.FreeStart)
+	await, release := s.Hold(func(*backend.Op) bool { return true })
+	u.bytes(512, 1)[0] = 1
+	u.post(u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 64), u.work(rdma.OpWrite, 2, rdma.Fence, 512, 512, 4096), u.work(rdma.OpWrite, 3, rdma.Fence, 512, 512, 8192))
+	await(1)
+	f.hideAway()
+	remote.Cut(u.qp)
+	release()
+	f.end()
+	f.start(few, f.l.Addr().String())
+	u.want(1, rdma.StatusTransport)
+	u.want(2, rdma.StatusTransport)
+	u.want(3, rdma.StatusFenced)
+	u.post(u.work(rdma.OpRead, 4, rdma.Fence, 1024, 512, 8192))
+	u.want(4, rdma.StatusOK)
+	if u.bytes(1024, 1)[0] != 0 {
+		t.Error("what is behind a work that is not there has been written")
+	}
+}
+
 // A Write behind which a fence may have let others know that it is done is not done again over what they have written since: the service
 // does not know the session any more, and so not that it has done it.
 func TestToldOfNotRepeated(t *testing.T) {

@@ -134,7 +134,7 @@ func (q *queuePair) newDirect(w *work) *piece {
 	} else {
 		return nil
 	}
-	p.w = w
+	p.w, w.began = w, true
 	w.left++
 	return p
 }

@@ -66,8 +66,8 @@ func (q *queuePair) flushUnsent() {
 
 // sendMore makes requests of w, and reports whether all of it is sent.
 func (q *queuePair) sendMore(w *work) bool {
-	if !w.began {
-		w.began = true
+	if !w.began { // what is before it may have ended since it was here last, and found no credits
+		w.direct, w.gate = false, noGate
 		switch {
 		case w.fence && *q.isBroken(w.chain - 1):
 			w.status, w.gate = rdma.StatusFenced, gateDue // O6
@@ -150,7 +150,7 @@ func (q *queuePair) next(w *work) int64 {
 func (q *queuePair) newPiece(w *work) *piece {
 	p := q.newTag()
 	if p != nil {
-		p.w = w
+		p.w, w.began = w, true
 		w.left++
 	}
 	return p
