@@ -263,14 +263,18 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 		m := &c.Members[i]
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, dashed(m.Number), orDash(m.Address), memberState(m), votes(m), configurationText(c, m))
 	}
-	if err := t.Flush(); err != nil || len(c.Mirrors) == 0 {
+	if err := t.Flush(); err != nil {
 		return err
+	}
+	writeReasons(w, c)
+	if len(c.Mirrors) == 0 {
+		return nil
 	}
 	t = newTable(w)
 	fmt.Fprintln(t, "\nMIRROR\tSTATE\tSIZE\tPRIMARY\tTHIS NODE\tCOPIES\tLOG")
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d %% of %s\n", m.Name, mirrorState(m), config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), 100*m.LogBytes/max(1, m.LogSize), config.FormatSize(m.LogSize))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, mirrorState(m), config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), logText(m))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -391,11 +395,26 @@ func memberState(m *mgmt.Member) string {
 	if m.Drained {
 		words = append(words, "drained")
 	}
-	text := strings.Join(words, ", ")
-	if m.Reason != "" && !m.Up {
-		text += " (" + m.Reason + ")"
+	return strings.Join(words, ", ")
+}
+
+// writeReasons says below the table why members are down, for a reason may be several sentences. What is said of this node need not be said again.
+func writeReasons(w io.Writer, c *mgmt.Cluster) {
+	before := "\n"
+	for i := range c.Members {
+		if m := &c.Members[i]; m.Number != 0 && !m.Up && m.Reason != "" && m.Reason != c.Trouble {
+			fmt.Fprintf(w, "%snode %s is down: %s\n", before, m.Name, m.Reason)
+			before = ""
+		}
 	}
-	return text
+}
+
+// logText says how full the log of a mirror is, of which a node without a copy has none.
+func logText(m *mgmt.Mirror) string {
+	if m.LogSize == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d %% of %s", 100*m.LogBytes/m.LogSize, config.FormatSize(m.LogSize))
 }
 
 func votes(m *mgmt.Member) string {

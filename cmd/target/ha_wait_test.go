@@ -63,3 +63,37 @@ func TestLeftAtACutOffNode(t *testing.T) {
 		t.Errorf("node b has %q", left)
 	}
 }
+
+// Why nodes are down stands below the table, which sentences would make too wide to read, and once only if it is what this node is told. A node
+// without a copy has no log.
+func TestReasonsBelowTable(t *testing.T) {
+	refused := strings.Repeat("it was replaced, and this machine is the former one; ", 4)
+	var out strings.Builder
+	c := &mgmt.Cluster{
+		Name: "lab", Node: "a", Trouble: refused,
+		Members: []mgmt.Member{
+			{Name: "a", Number: 1, Up: true, Votes: true},
+			{Name: "b", Number: 2, Votes: true, Reason: refused},
+			{Name: "w", Number: 3, Votes: true, Reason: "connection refused"},
+			{Name: "x", Reason: "not joined"},
+		},
+		Mirrors: []mgmt.Mirror{{Name: "disk", Size: 1 << 30, Role: "no copy"}},
+	}
+	if err := writeCluster(&out, c, nil); err != nil {
+		t.Fatal(err)
+	}
+	text := out.String()
+	for _, want := range []string{"\n\nnode w is down: connection refused\n\nMIRROR", "disk    not served  1GiB  -        no copy            -\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if strings.Count(text, refused) != 1 || strings.Contains(text, "node x") {
+		t.Errorf("too much is said:\n%s", text)
+	}
+	for line := range strings.Lines(text[strings.Index(text, "\nNODE"):]) {
+		if len(line) > 80 {
+			t.Errorf("a line is %d wide:\n%s", len(line), text)
+		}
+	}
+}
