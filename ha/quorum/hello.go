@@ -99,7 +99,7 @@ func (c *Core) Admit(h Hello, before Seen, connected, there bool) error {
 	case connected:
 		return &RunningError{fmt.Sprintf("node %s is connected already, from another machine or in a life that is about to end: if this one is a clone, end it", name)}
 	case !there:
-		return &UnmetError{fmt.Sprintf("node %s does not answer in this life at the address that `cluster.nodes` has of it, where it was looked for: if this machine is a clone of it, end it", name)}
+		return &UnmetError{fmt.Sprintf("node %s has started, and was not found at the address that `cluster.nodes` has of it yet; it is tried again. If that goes on look at that address, or, if this machine is a clone of the node, end it", name)}
 	}
 	c.log.note(h.Number, Seen{h.Incarnation, h.Nonce, h.Batch})
 	return nil
