@@ -78,9 +78,11 @@ func (d *decoder) hosts(v value) []Host {
 		d.warnf(v.at, "an empty list of hosts lets every host in: name those you mean, or remove the key to say that you mean all")
 	}
 	var rules []Host
+	c := covered{d: d}
 	for _, item := range v.list("hosts") {
 		if h, ok := d.host(item); ok {
 			rules = append(rules, h)
+			c.add(string(h.NQN), h.Pos)
 		}
 	}
 	return rules

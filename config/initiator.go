@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/goccy/go-yaml/ast"
 )
@@ -19,12 +20,42 @@ func (d *decoder) initiators(v value, luns []LUN) []Initiator {
 		numbers[l.Number] = true
 	}
 	var rules []Initiator
+	c := covered{d: d}
 	for _, item := range items {
 		if r, ok := d.initiator(item, numbers); ok {
 			rules = append(rules, r)
+			c.add(string(r.Name), r.Pos)
 		}
 	}
 	return rules
+}
+
+// covered warns of rules that never apply, because an earlier one is for all whom they are for.
+type covered struct {
+	d        *decoder
+	earlier  map[string]Position // by pattern
+	patterns []string            // of the earlier ones, the first maxPatterns that have an asterisk
+}
+
+// maxPatterns bounds what each of many rules is compared with.
+const maxPatterns = 100
+
+func (c *covered) add(pattern string, pos Position) {
+	by, found := c.earlier[pattern]
+	if i := slices.IndexFunc(c.patterns, func(p string) bool { return glob(p, pattern) }); i >= 0 { // an asterisk of pattern is one for an asterisk, too
+		by, found = c.earlier[c.patterns[i]], true
+	}
+	if found {
+		c.d.warnf(pos, "the rule never applies, for that in line %d comes first and is for all of these: write it above that one, or remove it", by.Line)
+		return
+	}
+	if c.earlier == nil {
+		c.earlier = make(map[string]Position)
+	}
+	c.earlier[pattern] = pos
+	if len(c.patterns) < maxPatterns && strings.Contains(pattern, "*") {
+		c.patterns = append(c.patterns, pattern)
+	}
 }
 
 // initiator reads a pattern, or {name: PATTERN, auth: …, luns: {0: 5}}. numbers are those of the target's LUNs.
@@ -40,7 +71,7 @@ func (d *decoder) initiator(v value, numbers map[uint16]bool) (Initiator, bool) 
 		return r, false
 	}
 	if !o.has("name") {
-		d.errorf(o.pos, "the rule is for no initiator: add name: iqn.2026-11.com.example:client, or a pattern with an asterisk")
+		d.errorf(o.pos, "the rule is for no initiator: add name: and a name in quotation marks, such as \"iqn.2026-11.com.example:client\", or a pattern with an asterisk")
 	}
 	ok := set(o.take("name"), &r.Name, "an initiator name", parsePattern)
 	if auth := o.take("auth"); auth.given() {
