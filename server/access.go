@@ -103,6 +103,7 @@ func (s *Server) SetAccess(ctx context.Context, c mgmt.AccessChange) (list []mgm
 		err = cmp.Or(err, changeAccess(v, &c))
 	}
 	if err != nil {
+		s.log.Error("the administrator has set access states, and they are not kept over a restart", "target", c.Target, "group", c.Group, "state", c.State, "reason", err)
 		return nil, err
 	}
 	s.log.Info("the administrator has set access states", "target", c.Target, "group", c.Group, "state", c.State, "luns", len(concerned.answer))
