@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -129,11 +130,11 @@ func plain(s string) string {
 	}, s)
 }
 
-// plainLines is plain for a text of several lines.
+// plainLines is plain for a text of several lines. It leaves repetitions out: commands that were under way together often fail for one reason.
 func plainLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
 		lines[i] = plain(l)
 	}
-	return strings.Join(lines, "\n")
+	return strings.Join(slices.Compact(lines), "\n")
 }

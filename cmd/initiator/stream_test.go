@@ -154,3 +154,10 @@ func discovery(c net.Conn, name string) {
 		}
 	}
 }
+
+// Commands that were under way together, and have failed for one reason, are one line.
+func TestPlainLines(t *testing.T) {
+	if got := plainLines("no space\nno space\nthe session\x1b is closed\nno space"); got != "no space\nthe session? is closed\nno space" {
+		t.Errorf("%q", got)
+	}
+}
