@@ -61,8 +61,8 @@ func (c *Core) handedOn(seq uint64, to ID) []Record {
 	return recs
 }
 
-// maxResults bounds what is kept of COMPARE AND WRITE.
-const maxResults = 4096
+// maxResults bounds what is kept of COMPARE AND WRITE, which each record is compared with. What was not answered when a primary is lost is among the newest.
+const maxResults = 256
 
 // append adds the next record, and does with it what does not wait for the disk.
 func (c *Core) append(r Record) {
