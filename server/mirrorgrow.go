@@ -44,14 +44,8 @@ func roomFor(ctx context.Context, s backend.Store, size, have int64) (int64, err
 	if size <= have {
 		return have, nil
 	}
-	r, ok := backend.As[backend.Resizer](s)
-	if !ok {
-		return have, errors.New("the copy cannot grow")
-	}
-	if s.Info().Size < size {
-		if err := r.Resize(size); err != nil {
-			return have, err
-		}
+	if err := lengthen(s, size); err != nil {
+		return have, err
 	}
 	for off := have; off < size; off += zeroPiece {
 		if err := ctx.Err(); err != nil {
@@ -65,6 +59,18 @@ func roomFor(ctx context.Context, s backend.Store, size, have int64) (int64, err
 }
 
 const zeroPiece = 64 << 20
+
+// lengthen makes a copy size bytes large, if it is smaller, and touches nothing of what it has.
+func lengthen(s backend.Store, size int64) error {
+	if s.Info().Size >= size {
+		return nil
+	}
+	r, ok := backend.As[backend.Resizer](s)
+	if !ok {
+		return errors.New("the copy cannot grow")
+	}
+	return r.Resize(size)
+}
 
 // doNow does an operation, and waits for it.
 func doNow(s backend.Store, op backend.Op) error {

@@ -129,8 +129,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return fail(err)
 	}
-	room, err := roomFor(context.Background(), store, record.Size, min(own.Size, record.Size))
-	if err != nil {
+	if err := lengthen(store, record.Size); err != nil { // a mirror that has grown, whose others bring all of this copy level
 		return fail(err)
 	}
 	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
@@ -157,7 +156,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	_, err = dir.ReadFile(mirror.MetadataFile)
 	isNew := errors.Is(err, fs.ErrNotExist)
 	core, err := mirror.Open(mirror.Options{
-		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Room: room, Found: self == 1 && isNew, Copy: store, FS: dir,
+		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Found: self == 1 && isNew, Copy: store, FS: dir,
 		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record), lineage),
 		Listener: listener, Fabric: m.fabric,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
@@ -179,7 +178,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	}
 	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log, least: c.Mirror.MinCopies}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.copied, s.room, s.size, s.news = store, room, record.Size, news
+	s.copied, s.room, s.size, s.news = store, record.Size, record.Size, news
 	s.noted.Store(record)
 	s.front = newMoving(s)
 	m.opened(s)

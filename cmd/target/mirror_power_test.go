@@ -3,7 +3,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -153,4 +155,41 @@ func TestMirrorPower(t *testing.T) {
 	s.start(primary)
 	begin()
 	s.endLoad(l)
+}
+
+// TestMirrorOfADisk: a mirror begins with what a device has, which was a disk before.
+func TestMirrorOfADisk(t *testing.T) {
+	if !isApartBeside(t) {
+		return
+	}
+	s, _ := newMedia(t, diskText)
+	want := make([]byte, mirrorSize)
+	for no := range mirrorSize / block {
+		fill(want[no*block:][:block], no, 1)
+	}
+	device, err := os.OpenFile(s.path("a", "device"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = device.Write(want)
+	if err := errors.Join(err, device.Sync(), device.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s.startAll()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	m := newMultipath(ctx, s)
+	for range 2 { // from each copy
+		primary := s.level("w")
+		got := make([]byte, block)
+		for no := range mirrorSize / block {
+			if !m.read(no, got) {
+				t.Fatal("it cannot be read")
+			}
+			if !bytes.Equal(got, want[no*block:][:block]) {
+				t.Fatalf("node %s: block %d begins with % x", primary, no, got[:16])
+			}
+		}
+		s.must(s.asked("w", "ha", "switch", "disk")...)
+	}
 }

@@ -26,7 +26,6 @@ type Options struct {
 	Nodes replica.Nodes // those that have a copy
 	Size  int64         // bytes; 0: as many as the copy here has. See Grow
 	Began int64         // bytes with which the mirror began, the same on all nodes; 0: Size
-	Room  int64         // bytes for which the copy has room; 0: Size. See Mirror.Room
 
 	// Found lets a mirror that has no view yet begin with the copy of this node. The others get all of it.
 	Found bool
@@ -227,7 +226,6 @@ func Open(o Options) (*Mirror, error) {
 	m.cfg.Self, m.cfg.Copies = o.Node, o.Nodes
 	m.sameness, m.alike = m.hash(m.cfg), m.likeness()
 	m.wrote = make([]int64, (m.cfg.Stores[0].Size+m.cfg.Region-1)/m.cfg.Region)
-	m.makeRoom(o.Room)
 	m.info = backend.Info{
 		Size: o.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize, DiscardGranularity: info.DiscardGranularity,
 		StatusUnknown: true, OptimalIO: info.OptimalIO, VolatileCache: !m.cfg.Stores[0].Through,
