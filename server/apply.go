@@ -164,6 +164,7 @@ func (c *change) prepareStores() error {
 		}
 		c.units.stores[mediumOf(c.next, l.to)] = s
 	}
+	c.replaced()
 	for _, s := range c.units.belows.takeStale() {
 		c.pending = append(c.pending, fmt.Sprintf("%s: the options of the store %q, which others stand on, will change at the next start only", s.Pos, s.Name))
 	}
@@ -171,10 +172,29 @@ func (c *change) prepareStores() error {
 }
 
 // created says which files the opening of stores has made: where a path has a mistake, a LUN shows a new disk from now on.
-func (c *change) created(made []undoer) {
+func (c *change) created(made []heldFile) {
 	for _, m := range made {
 		if m.Created() {
 			c.did("file %s created", m.Path())
+		}
+	}
+}
+
+// replaced says which files were removed, or have others in their places, while stores hold them open: whoever has put another file there to be
+// served learns that it is not, and what becomes of the one that is.
+func (c *change) replaced() {
+	for i := range c.next.Stores {
+		store := &c.next.Stores[i]
+		var files []heldFile
+		if s := c.units.stores[medium(store)]; s != nil {
+			files = s.made
+		} else if d := c.units.divided[medium(store)]; d != nil {
+			files = d.made
+		}
+		for _, f := range files {
+			if f.Replaced() {
+				c.pending = append(c.pending, fmt.Sprintf("%s: another file than the one that the store %q holds open is at %s, or none: it is served from the next start on, and what initiators have written until then is lost", store.Pos, store.Name, f.Path()))
+			}
 		}
 	}
 }

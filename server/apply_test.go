@@ -563,6 +563,41 @@ portals: [{listen: "127.0.0.1:0"}, {transport: nvme-tcp, listen: "127.0.0.1:0"}]
 	}
 }
 
+// Whoever removes the file of a store that is open, or puts another one in its place, learns from the next reload that the former one is served.
+func TestApplySaysWhatFilesWereReplaced(t *testing.T) {
+	text := `
+stores:
+  f: {type: file, path: f.img, size: 1MiB}
+  below: {type: file, path: below.img, size: 1MiB}
+  s: {type: slice, on: below}
+  d: {type: file, path: d.img, size: 4MiB, partitioned: true}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: f, 1: s}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	r := serve(t, text)
+	for _, c := range []struct{ store, file string }{{"f", "f.img"}, {"s", "below.img"}, {"d", "d.img"}} {
+		path := filepath.Join(r.dir, c.file)
+		for _, replace := range []func() error{
+			func() error { return os.Rename(path, path+".old") },
+			func() error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
+		} {
+			if err := replace(); err != nil {
+				t.Fatal(err)
+			}
+			done := r.apply(text)
+			if len(done.Pending) != 1 || !strings.Contains(done.Pending[0], `the store "`+c.store+`" holds open is at `+path) {
+				t.Errorf("%s: %+v", c.file, done)
+			}
+		}
+		if err := os.Rename(path+".old", path); err != nil {
+			t.Fatal(err)
+		}
+		if done := r.apply(text); len(done.Done)+len(done.Pending) != 0 {
+			t.Errorf("%s is back: %+v", c.file, done)
+		}
+	}
+}
+
 // Apply names the keys that take effect only in a new process, until they have their old values again.
 func TestApplyLimits(t *testing.T) {
 	r := serve(t, before)

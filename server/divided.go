@@ -26,7 +26,7 @@ type divided struct {
 	opened   *config.Store    // as of openStore
 	store    backend.Store    // all of it
 	identity backend.Identity // may be empty
-	made     []undoer         // as of openStore
+	made     []heldFile       // as of openStore
 }
 
 // uuid is that of the table, or zero.

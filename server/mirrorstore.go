@@ -112,8 +112,8 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 		return nil, err
 	}
 	fail := func(err error) (*mirrored, error) {
-		if u, ok := store.(undoer); ok {
-			err = errors.Join(append([]error{err}, undo([]undoer{u})...)...)
+		if u, ok := store.(heldFile); ok {
+			err = errors.Join(append([]error{err}, undo([]heldFile{u})...)...)
 		}
 		return nil, errors.Join(err, store.Close())
 	}

@@ -19,21 +19,22 @@ import (
 type belows struct {
 	mu     sync.Mutex // held while stores are opened, not while they are closed
 	open   map[string]*shared
-	made   []undoer        // stores that the current call of openStore has opened; guarded by mu
+	made   []heldFile      // stores that the current call of openStore has opened; guarded by mu
 	stale  []*config.Store // that are shared, and were opened with other options; guarded by mu
 	member *member         // of the cluster; nil: there is none
 }
 
-// undoer is a store that can undo what its opening has changed on the medium, such as a new file. Undo is
-// called while the store is open and nobody has used it.
-type undoer interface {
+// heldFile is a store in a file that it holds open.
+type heldFile interface {
+	// Undo undoes what opening has changed on the medium, such as a new file. It is called while the store is open and nobody has used it.
 	Undo() error
 	Created() bool
+	Replaced() bool
 	Path() string
 }
 
 // undo undoes what the openings of stores have changed on their media.
-func undo(made []undoer) (errs []error) {
+func undo(made []heldFile) (errs []error) {
 	for _, u := range made {
 		if err := u.Undo(); err != nil {
 			errs = append(errs, err)
@@ -121,7 +122,7 @@ func (s *shared) tell() {
 
 // openStore opens the store that c describes, and the stores below it. It calls resized when the size of the
 // store has changed by itself. made lists those of the stores whose opening may have changed their medium.
-func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s backend.Store, made []undoer, err error) {
+func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s backend.Store, made []heldFile, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.made = nil
@@ -135,7 +136,7 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 	o := opening{resized: resized, log: log, member: b.member}
 	if c.On == nil {
 		s, err := opener(c, o)
-		if u, ok := s.(undoer); ok {
+		if u, ok := s.(heldFile); ok {
 			b.made = append(b.made, u)
 		}
 		if err != nil {

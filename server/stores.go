@@ -51,7 +51,7 @@ type openStore struct {
 	opened   *config.Store    // what it was opened for, but for the size, which is the one in force; nil: it is a partition
 	identity backend.Identity // may be empty; that of a partition is
 	volume   *volume.Volume
-	made     []undoer        // stores whose opening has to be undone if the change is abandoned
+	made     []heldFile      // those that opening it has opened, which is undone if the change is abandoned
 	shown    *registry.Shown // nil: it is no partition
 	mirror   *mirrored       // nil: it is none
 	heap     *heapHost       // nil: it keeps no objects
@@ -167,7 +167,7 @@ func (u *units) volumeConfig(store backend.Store, name string, log *slog.Logger)
 
 // abandon closes a store that nobody has used yet, and undoes what opening it has changed. It returns err,
 // the reason, joined with its own errors.
-func abandon(s backend.Store, made []undoer, err error) error {
+func abandon(s backend.Store, made []heldFile, err error) error {
 	return errors.Join(append(append([]error{err}, undo(made)...), s.Close())...)
 }
 

@@ -102,6 +102,9 @@ func Open(cfg Config) (*Store, error) {
 // Created reports whether Open has created the file.
 func (s *Store) Created() bool { return s.created != nil }
 
+// Replaced reports whether another file, or none, is at the path by now: what the store holds is gone when it is closed.
+func (s *Store) Replaced() bool { return !isAt(s.Path(), s.fd) }
+
 // Undo removes the file if Open has created it and nobody has written to it since. It is for stores that
 // nobody gets to see, and comes before Close, for until then nobody else has the file's lock.
 func (s *Store) Undo() error {
