@@ -60,6 +60,14 @@ func (u *units) openDivided(c *config.Store) (*divided, error) {
 	case set.Other() != nil:
 		log.Warn("one of the two places of the partition table holds none; the next change writes it anew", "reason", set.Other())
 	}
+	if set != nil {
+		table := set.Table()
+		for i := range table.Partitions {
+			if err := set.Fits(&table.Partitions[i]); err != nil {
+				log.Error("a partition cannot be opened; the others can", "at", c.Pos.String(), "reason", err)
+			}
+		}
+	}
 	d.Store = u.partitions.New(registry.Config{
 		Name: c.Name, Store: store, Set: set, Problem: err, ReadOnly: c.ReadOnly, Durability: durability(c), Logger: log,
 		NewVolume: func(view backend.Store, p *partition.Partition) (*volume.Volume, error) {

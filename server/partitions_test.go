@@ -441,6 +441,32 @@ func (p *peer) ended(t *testing.T) {
 	<-p.end
 }
 
+// The log says which partitions no longer fit a store that has become smaller, when it is opened.
+func TestPartitionsThatDoNotFit(t *testing.T) {
+	const text = `
+stores: {disk: {type: file, path: FILE, create: true, SIZE partitioned: true}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a"}]
+portals: [{listen: "127.0.0.1:0"}]
+management: {socket: m}
+`
+	file := filepath.Join(t.TempDir(), "disk.img")
+	r := serve(t, strings.NewReplacer("FILE", file, "SIZE", "size: 16MiB,").Replace(text))
+	m := r.manager()
+	p, err := m.InitPartitions(t.Context(), "disk", "none", false)
+	m.must(err)
+	_, err = m.CreatePartitions(t.Context(), "disk", p.Tag, mgmt.NewPartition{Name: "first", Size: mib}, mgmt.NewPartition{Name: "last", Size: 8 * mib})
+	m.must(err)
+	m.must(r.Shutdown(t.Context()))
+	m.must(os.Truncate(file, 8*mib))
+	var log bytes.Buffer
+	s, err := New(parse(t, strings.NewReplacer("FILE", file, "SIZE", "").Replace(text)), slog.New(slog.NewTextHandler(&log, nil)))
+	m.must(err)
+	m.must(s.Shutdown(t.Context()))
+	if !strings.Contains(log.String(), `partition \"last\" ends at byte`) || strings.Contains(log.String(), "first") {
+		t.Errorf("the log has\n%s", &log)
+	}
+}
+
 // The table of a store in memory is made of the configuration.
 func TestPartitionsOfMemory(t *testing.T) {
 	const text = `
