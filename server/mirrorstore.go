@@ -297,6 +297,10 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 				return nil, err
 			}
 		case first == m.name:
+			if c.Size > info.Size || c.Size%int64(info.BlockSize) != 0 { // the size that is agreed on stays
+				return nil, fmt.Errorf("the mirror %s is to have %s, and the copy of this node, with which it begins, has %s in blocks of %d bytes: write a size that it has, or use a larger disk",
+					c.Name, config.FormatSize(c.Size), config.FormatSize(info.Size), info.BlockSize)
+			}
 			if err := m.isFree(c.Name, identity); err != nil {
 				return nil, err
 			}
