@@ -30,8 +30,6 @@ const (
 
 var names = [...]string{"read", "write", "mixed", "cas"}
 
-func (o Op) String() string { return names[o] }
-
 // ParseOp reads the name of a kind of load.
 func ParseOp(s string) (Op, error) {
 	for i, n := range names {
