@@ -63,6 +63,7 @@ const nvmeDiscoveryPort = 8009
 func (d *decoder) crossCheck(c *Config) {
 	d.checkNodes(c)
 	d.checkNodePorts(c)
+	d.checkMetrics(c)
 	d.checkMirrors(c)
 	d.checkServes(c)
 	d.checkTargetNames(c)

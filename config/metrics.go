@@ -27,6 +27,16 @@ func (m Metrics) Shown() string { return Portal{Listen: m.Listen}.Shown() }
 // Network returns the network for net.Listen.
 func (m Metrics) Network() string { return Portal{Listen: m.Listen}.Network() }
 
+// checkMetrics asks whether a portal listens where the metrics are to be.
+func (d *decoder) checkMetrics(c *Config) {
+	for _, p := range c.Portals {
+		if c.Metrics.Given && p.Overlaps(Portal{Listen: c.Metrics.Listen}) {
+			d.errorf(c.Metrics.Pos, "the portal in line %d already listens at %s: choose another port", p.Pos.Line, p.Shown())
+			return
+		}
+	}
+}
+
 func (d *decoder) metrics(v value, m *Metrics) {
 	if !v.given() {
 		return
