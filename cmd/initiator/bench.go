@@ -63,6 +63,9 @@ With --write it writes, which destroys the content of the disk.`,
 			}
 		}
 		cfg.Size, cfg.Span = int(block), int64(spanSize)
+		if err := cfg.Check(); err != nil {
+			return &usageError{err}
+		}
 		r, err := load.Run(c.Context(), cfg)
 		if err != nil {
 			return err

@@ -113,6 +113,8 @@ func TestErrors(t *testing.T) {
 		{2, "1s is the least", []string{"attach", "--ping", "10ms", at + "/" + iqn + "/0"}},
 		{2, "flow", []string{"ls", "--flow", "x", at}},
 		{2, "nothing to do", []string{"partition"}},
+		{2, "at least one session", []string{"bench", "--depth", "0", at + "/" + iqn + "/0"}},
+		{2, "only a load that writes", []string{"bench", "--fua", at + "/" + iqn + "/0"}},
 		{2, "nothing to do", []string{"object"}},
 		{2, "name a shell", []string{"completion", "tcsh"}},
 		{2, "--opcodes has no effect", []string{"ls", "--opcodes", at}},

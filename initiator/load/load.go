@@ -113,14 +113,22 @@ type op struct {
 	st    *stream
 }
 
+// Check says what makes no sense in cfg, whatever the disk is.
+func (cfg *Config) Check() error {
+	switch {
+	case cfg.Sessions < 1 || cfg.Depth < 1 || cfg.Size < 1 || cfg.Duration <= 0:
+		return errors.New("a load has at least one session, a depth, a size and a duration")
+	case cfg.FUA && !cfg.Write:
+		return errors.New("only a load that writes can have FUA")
+	}
+	return nil
+}
+
 // Run puts the load on. Commands under way when ctx ends are waited for, and ctx's error is
 // returned.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
-	if cfg.Sessions < 1 || cfg.Depth < 1 || cfg.Size < 1 || cfg.Duration <= 0 {
-		return nil, errors.New("a load has at least one session, a depth, a size and a duration")
-	}
-	if cfg.FUA && !cfg.Write {
-		return nil, errors.New("only a load that writes can have FUA")
+	if err := cfg.Check(); err != nil {
+		return nil, err
 	}
 	cfg.Options.Depth, cfg.Host.Depth, cfg.Host.Queues = cfg.Depth, cfg.Depth, cfg.Sessions
 	open := func(ctx context.Context, _ int) (disk, error) { return openSCSI(ctx, &cfg) }
