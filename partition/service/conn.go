@@ -339,12 +339,16 @@ func (c *conn) received(slot int, x *rdma.Completion) {
 }
 
 // broken ends the use of the connection, because of what the client did or left undone. The device says
-// when it is over, and teardown follows. The lock is held.
+// when it is over, and teardown follows. What the store still does for the client is given up before he hears of that: he may come
+// back at once, to another service. The lock is held.
 func (c *conn) broken(err error) {
 	if c.dead {
 		return
 	}
 	c.dead, c.err = true, err
+	for _, h := range c.handles {
+		h.qp.Abort(err)
+	}
 	c.qp.Abort(err)
 }
 
@@ -416,9 +420,6 @@ func (c *conn) teardown() {
 		c.timer.Stop()
 		hs := slices.Collect(maps.Values(c.handles)) // no more come
 		c.unlock()
-		for _, h := range hs { // before there is a wait for one of them
-			h.qp.Abort(c.err)
-		}
 		c.wakeMu.Lock()
 		c.over = true
 		c.wakeMu.Unlock()

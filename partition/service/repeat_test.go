@@ -152,6 +152,28 @@ func TestGivenUpAtOnce(t *testing.T) {
 	release()
 }
 
+// Who hears that his connection has ended may come back at once, by a way of which this service does not hear: a portal that was made anew
+// meanwhile. All that the connection has used is given up by then.
+func TestGivenUpBefore(t *testing.T) {
+	for _, overIWARP := range []bool{false, true} {
+		b := newBench(t, overIWARP, 32<<20, service.Config{})
+		b.quits = make(chan struct{}, 1)
+		c := b.use(0)
+		await, release := b.store.Hold(everything)
+		c.request(wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 1, Length: 512})
+		await(1)
+		c.request(wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 1, Length: 512})
+		c.ends("a tag that is in use")
+		select {
+		case <-b.quits:
+		default:
+			t.Error("the client hears of the end, and what hangs in the store has not been given up")
+			<-b.quits
+		}
+		release()
+	}
+}
+
 // A Write that has waited here for long, behind a request that waits for memory, is not done over what somebody else has been told is written
 // since: his client may have been given up. If nobody has written there, it is done.
 func TestOverdue(t *testing.T) {

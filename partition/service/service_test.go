@@ -309,10 +309,11 @@ func TestOffences(t *testing.T) {
 		"more requests than credits": func(c *client) {
 			await, release := c.b.store.Hold(everything)
 			defer release()
-			for i := range 65 {
+			for i := range 64 {
 				c.request(wire.Request{Op: wire.Flush, Tag: uint32(i)})
 			}
 			await(64)
+			c.request(wire.Request{Op: wire.Flush, Tag: 64})
 			c.ends("more requests than credits")
 		},
 		"an STag that is not there": func(c *client) {
