@@ -133,7 +133,7 @@ func TestDurableHoldsNobodyUp(t *testing.T) {
 		first := s.log.last() + 1
 		all := s.do(Zero{ID: 1, Off: 0, Len: blockLen})
 		all = append(all, s.ack(1, first, first, 0)...)
-		all = s.applies(all)
+		s.applies(all)
 		s.flushed = first // as of a primary before, which has handed over
 		s.do(Zero{ID: 2, Off: 2 * blockLen, Len: blockLen})
 		all = s.do(Zero{ID: 3, Off: off, Len: blockLen, Durable: off != through})
