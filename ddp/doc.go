@@ -1,5 +1,5 @@
 // Package ddp holds the bytes of iWARP: MPA (RFC 5044, RFC 6581), DDP (RFC 5041), RDMAP
-// (RFC 5040, RFC 7306) and the one-shot extension. It does no I/O and keeps no state; a [Format]
+// (RFC 5040) and the one-shot extension. It does no I/O and keeps no state; a [Format]
 // holds what depends on a connection.
 //
 //	FPDU     +--------+------------------------+---------+-----+--------+

@@ -166,6 +166,4 @@ var (
 	errFeature         = &Error{OpUnexpectedOpcode, "one-shot feature not negotiated, or in the wrong direction"}
 	errQN              = &Error{UntaggedQN, "queue number does not belong to the opcode"}
 	errFixedMO         = &Error{UntaggedMO, "message of one segment with an offset"}
-	errAtomicOpcode    = &Error{OpUnexpectedOpcode, "atomic opcode unknown"}
-	errAtomicAlign     = &Error{OpCatastrophicStream, "atomic operation on a TO that is no multiple of 8"}
 )

@@ -38,10 +38,6 @@ type Format struct {
 	Host      Host // this end
 	Advertise bool // negotiated features
 	Close     bool
-
-	// Extensions allows Immediate Data and Atomic Operations (RFC 7306). With EncodingOpcodes there is
-	// no Immediate Data, because advertise has its opcode.
-	Extensions bool
 }
 
 // HeaderLen returns the length in octets of the DDP header that begins with c. So a receiver knows
@@ -78,7 +74,7 @@ func (f *Format) Prefix(b []byte) (int, error) {
 // it returns.
 const (
 	PrefixMin = 4
-	PrefixMax = LengthLen + UntaggedLen + atomicRequestLen
+	PrefixMax = LengthLen + UntaggedLen + readRequestLen
 )
 
 // Segment is a checked DDP segment. It aliases the receive buffer.

@@ -17,9 +17,6 @@ func head(ulpdu int, c Control, rest ...uint32) []byte {
 
 // TestParseErrors goes through iwarp.md §6 steps 1 to 6 and 24, and one-shot.md §6 F1 to F3.
 func TestParseErrors(t *testing.T) {
-	extended := Format{Extensions: true}
-	opcodesExtended := opcodeHost2
-	opcodesExtended.Extensions = true
 	adverse := flagsHost2
 	adverse.Advertise = false
 	for _, c := range []struct {
@@ -44,12 +41,12 @@ func TestParseErrors(t *testing.T) {
 		{"Read Response untagged", &standard, head(20, 0x4142), OpUnexpectedOpcode},
 		{"Send tagged", &standard, head(20, 0xc143), OpUnexpectedOpcode},
 		{"Terminate tagged", &standard, head(22, 0xc147), OpUnexpectedOpcode},
-		{"Immediate Data not admitted", &standard, head(26, 0x4148), OpUnexpectedOpcode},
-		{"Immediate Data SE not admitted", &standard, head(26, 0x4149), OpUnexpectedOpcode},
-		{"Atomic Request not admitted", &standard, head(70, 0x414a, 0, 1, 1, 0), OpUnexpectedOpcode},
-		{"Atomic Response not admitted", &standard, head(30, 0x414b, 0, 3, 1, 0), OpUnexpectedOpcode},
-		{"opcode c", &extended, head(30, 0x414c), OpUnexpectedOpcode},
-		{"opcode f", &extended, head(30, 0x414f), OpUnexpectedOpcode},
+		{"Immediate Data", &standard, head(26, 0x4148), OpUnexpectedOpcode},
+		{"Immediate Data SE", &standard, head(26, 0x4149), OpUnexpectedOpcode},
+		{"Atomic Request", &standard, head(70, 0x414a, 0, 1, 1, 0), OpUnexpectedOpcode},
+		{"Atomic Response", &standard, head(30, 0x414b, 0, 3, 1, 0), OpUnexpectedOpcode},
+		{"opcode c", &standard, head(30, 0x414c), OpUnexpectedOpcode},
+		{"opcode f", &standard, head(30, 0x414f), OpUnexpectedOpcode},
 		{"Send on QN 1", &standard, head(20, 0x4143, 0, 1, 1, 0), UntaggedQN},
 		{"Send on QN 4", &standard, head(20, 0x4143, 0, 4, 1, 0), UntaggedQN},
 		{"Read Request on QN 0", &standard, head(46, 0x4141, 0, 0, 1, 0), UntaggedQN},
@@ -60,13 +57,12 @@ func TestParseErrors(t *testing.T) {
 		{"Read Request not last", &standard, head(46, 0x0141, 0, 1, 1, 0), NoTerminate},
 		{"Read Request with MO", &standard, head(46, 0x4141, 0, 1, 1, 4), UntaggedMO},
 		{"Terminate short", &standard, head(21, 0x4147, 0, 2, 1, 0), NoTerminate},
-		{"Immediate Data short", &extended, head(25, 0x4148, 0, 0, 1, 0), NoTerminate},
 
 		{"F1 5A advertise, nothing negotiated", &standard, head(26, 0x4148), OpUnexpectedOpcode},
 		{"F1 5A close, nothing negotiated", &standard, head(26, 0x414c), OpUnexpectedOpcode},
 		{"F1 5A advertise on 5B", &flagsHost2, head(26, 0x4148), OpUnexpectedOpcode},
 		{"F1 5A close on 5B", &flagsHost1, head(26, 0x414c), OpUnexpectedOpcode},
-		{"5A excludes Immediate Data SE", &opcodesExtended, head(26, 0x4149), OpUnexpectedOpcode},
+		{"Immediate Data SE on 5A", &opcodeHost2, head(26, 0x4149), OpUnexpectedOpcode},
 		{"F2 both flags", &flagsHost2, head(26, 0x7145), OpUnexpectedOpcode},
 		{"F2 flag on a Write", &flagsHost2, head(26, 0xd140), OpUnexpectedOpcode},
 		{"F2 flag on a tagged Send", &flagsHost2, head(26, 0xd145), OpUnexpectedOpcode},
@@ -93,11 +89,6 @@ func TestParseErrors(t *testing.T) {
 }
 
 func TestParseAccepts(t *testing.T) {
-	extended := Format{Extensions: true}
-	flagsExtended := flagsHost2
-	flagsExtended.Extensions = true
-	opcodesExtended := opcodeHost2
-	opcodesExtended.Extensions = true
 	for _, c := range []struct {
 		name      string
 		f         *Format
@@ -114,10 +105,6 @@ func TestParseAccepts(t *testing.T) {
 		{"zero-length Send", &standard, head(18, 0x4143, 0, 0, 1, 0), Send, 18, false},
 		{"zero-length Write", &standard, head(14, 0xc140), Write, 14, false},
 		{"Send SE and Invalidate", &standard, head(18, 0x4146, 7, 0, 1, 0), SendSEInvalidate, 18, true},
-		{"Immediate Data", &extended, head(26, 0x4148, 0, 0, 1, 0), ImmediateData, 18, false},
-		{"Immediate Data on 5B", &flagsExtended, head(26, 0x4149, 0, 0, 1, 0), ImmediateDataSE, 18, true},
-		{"Atomic Request on 5A", &opcodesExtended, head(70, 0x414a, 0, 1, 1, 0), AtomicRequest, 18, false},
-		{"Atomic Response", &extended, head(30, 0x414b, 0, 3, 1, 0), AtomicResponse, 18, false},
 		{"5B advertise with opcode 3", &flagsHost2, head(18, 0x5143, 1, 0, 1, 0), SendAdvertise, 18, false},
 		{"5B advertise with opcode 5", &flagsHost2, head(18, 0x5145, 1, 0, 1, 0), SendAdvertise, 18, true},
 		{"5A close", &opcodeHost1, head(18, 0x414c, 1, 0, 1, 0), SendClose, 18, true},
@@ -136,8 +123,7 @@ func TestParseAccepts(t *testing.T) {
 func TestMessageTable(t *testing.T) {
 	for m, want := range map[Message]Control{
 		Write: 0xc140, ReadRequest: 0x4141, ReadResponse: 0xc142, Send: 0x4143, SendInvalidate: 0x4144,
-		SendSE: 0x4145, SendSEInvalidate: 0x4146, Terminate: 0x4147, ImmediateData: 0x4148,
-		ImmediateDataSE: 0x4149, AtomicRequest: 0x414a, AtomicResponse: 0x414b,
+		SendSE: 0x4145, SendSEInvalidate: 0x4146, Terminate: 0x4147,
 	} {
 		if got := standard.Control(m, true); got != want {
 			t.Errorf("%v: control %04x, want %04x", m, got, want)
@@ -164,7 +150,6 @@ func TestOurBugsPanic(t *testing.T) {
 	for name, f := range map[string]func(){
 		"advertise without one-shot":    func() { standard.Control(SendAdvertise, true) },
 		"invalid message":               func() { standard.Control(MessageInvalid, true) },
-		"Immediate Data on 5A":          func() { opcodeHost1.Control(ImmediateData, true) },
 		"STag without field":            func() { validated.AppendUntagged(nil, Untagged{Control: 0x4143, STag: 1}) },
 		"payload longer than a segment": func() { AppendTagged(nil, Tagged{Control: 0xc140, Payload: MaxULPDU}) },
 		"private data longer than MPA":  func() { (&StartFrame{PrivateData: make([]byte, 513)}).AppendTo(nil) },
@@ -177,52 +162,5 @@ func TestOurBugsPanic(t *testing.T) {
 			}()
 			f()
 		}()
-	}
-}
-
-// TestExtensions: RFC 7306 messages laid out by hand.
-func TestExtensions(t *testing.T) {
-	f := Format{Extensions: true}
-	check := func(name string, got []byte, hex string, want Message) []byte {
-		t.Helper()
-		if w := unhex(t, hex); string(got) != string(w) {
-			t.Errorf("%s:\n% x, want\n% x", name, got, w)
-		}
-		s, err := f.Parse(got)
-		if err != nil || s.Message != want {
-			t.Fatalf("%s: %v, %v", name, s.Message, err)
-		}
-		return got[s.PayloadOffset():]
-	}
-	p := check("immediate", AppendImmediateData(nil, 3, 0x0102030405060708, false), `
-		00 1a 41 48 00 00 00 00  00 00 00 00 00 00 00 03  00 00 00 00  # QN 0, MSN 3
-		01 02 03 04 05 06 07 08`, ImmediateData)
-	if got := ParseImmediateData(p); got != 0x0102030405060708 {
-		t.Errorf("immediate %x", got)
-	}
-	check("immediate SE", AppendImmediateData(nil, 3, 0, true), `
-		00 1a 41 49 00 00 00 00  00 00 00 00 00 00 00 03  00 00 00 00  00 00 00 00 00 00 00 00`, ImmediateDataSE)
-	a := Atomic{Opcode: AtomicCompareSwap, RequestID: 9, STag: 0x1a2b3c01, TO: 0x1008, AddSwapData: 1, AddSwapMask: 2, CompareData: 3, CompareMask: 4}
-	p = check("atomic", AppendAtomicRequest(nil, 2, &a), `
-		00 46 41 4a 00 00 00 00  00 00 00 01 00 00 00 02  00 00 00 00  # QN 1, MSN 2
-		00 00 00 02  00 00 00 09  1a 2b 3c 01  00 00 00 00 00 00 10 08 # CmpSwap, ID, STag, TO
-		00 00 00 00 00 00 00 01  00 00 00 00 00 00 00 02
-		00 00 00 00 00 00 00 03  00 00 00 00 00 00 00 04`, AtomicRequest)
-	if got, err := ParseAtomicRequest(p); got != a || err != nil {
-		t.Errorf("atomic %+v, %v", got, err)
-	}
-	for at, want := range map[int]Cause{3: OpUnexpectedOpcode, 19: OpCatastrophicStream} {
-		bad := append([]byte(nil), p...)
-		bad[at] = 1
-		if _, err := ParseAtomicRequest(bad); causeOf(err) != want {
-			t.Errorf("atomic octet %d: %v", at, err)
-		}
-	}
-	r := AtomicResult{RequestID: 9, Original: 0xfedcba9876543210}
-	p = check("atomic response", AppendAtomicResponse(nil, 4, r), `
-		00 1e 41 4b 00 00 00 00  00 00 00 03 00 00 00 04  00 00 00 00  # QN 3, MSN 4
-		00 00 00 09  fe dc ba 98 76 54 32 10`, AtomicResponse)
-	if got := ParseAtomicResponse(p); got != r {
-		t.Errorf("atomic response %+v", got)
 	}
 }

@@ -15,8 +15,6 @@ const (
 	MaxULPDU = 0xffff
 	// MaxTrailer is the longest pad and CRC.
 	MaxTrailer = 3 + CRCLen
-	// MaxFPDU is the longest FPDU without markers.
-	MaxFPDU = LengthLen + MaxULPDU + MaxTrailer
 )
 
 // PadLen returns how many zero octets follow a ULPDU of n octets. They make the CRC begin at a

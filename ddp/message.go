@@ -13,33 +13,24 @@ const (
 	SendSE // with Solicited Event
 	SendSEInvalidate
 	Terminate
-	ImmediateData // RFC 7306
-	ImmediateDataSE
-	AtomicRequest
-	AtomicResponse
 	SendAdvertise // one-shot, implies the solicited event under EncodingOpcodes
 	SendClose
 	messageCount
 )
 
-// Opcodes (RFC 5040 §4.3, RFC 7306 §10, FIG 5A).
+// Opcodes (RFC 5040 §4.3, FIG 5A, which takes one that is Immediate Data elsewhere, RFC 7306 §10).
 const (
 	opSend             = 0x3
 	opSendSE           = 0x5
-	opImmediateData    = 0x8
-	opImmediateDataSE  = 0x9
-	opAtomicRequest    = 0xa
-	opAtomicResponse   = 0xb
 	opOneShotAdvertise = 0x8
 	opOneShotClose     = 0xc
 )
 
-// Queue numbers of untagged messages (RFC 5040 §4.2, RFC 7306 §4).
+// Queue numbers of untagged messages (RFC 5040 §4.2).
 const (
-	QNSend           = 0
-	QNReadRequest    = 1 // and Atomic Request
-	QNTerminate      = 2
-	QNAtomicResponse = 3
+	QNSend        = 0
+	QNReadRequest = 1
+	QNTerminate   = 2
 )
 
 // row holds the fixed properties of a kind of message.
@@ -62,10 +53,6 @@ var rows = [messageCount]row{
 	SendSE:           {name: "Send with Solicited Event", opcode: opSendSE},
 	SendSEInvalidate: {name: "Send with Solicited Event and Invalidate", opcode: 0x6},
 	Terminate:        {name: "Terminate", opcode: 0x7, qn: QNTerminate, size: terminateControlLen},
-	ImmediateData:    {name: "Immediate Data", opcode: opImmediateData, size: immediateLen, exact: true},
-	ImmediateDataSE:  {name: "Immediate Data with Solicited Event", opcode: opImmediateDataSE, size: immediateLen, exact: true},
-	AtomicRequest:    {name: "Atomic Request", opcode: opAtomicRequest, qn: QNReadRequest, size: atomicRequestLen, exact: true},
-	AtomicResponse:   {name: "Atomic Response", opcode: opAtomicResponse, qn: QNAtomicResponse, size: atomicResponseLen, exact: true},
 	SendAdvertise:    {name: "Send with Advertise", opcode: opSendSE},
 	SendClose:        {name: "Send with Close", opcode: opSendSE},
 }
@@ -94,7 +81,7 @@ func (m Message) Invalidates() bool { return m == SendInvalidate || m == SendSEI
 // Solicited reports whether the segment belongs to a message with a solicited event.
 func (s Segment) Solicited() bool {
 	switch s.Message {
-	case SendSE, SendSEInvalidate, ImmediateDataSE:
+	case SendSE, SendSEInvalidate:
 		return true
 	case SendAdvertise, SendClose:
 		// FIG 5A: "Send with event and …"; FIG 5B leaves it to the opcode that bears the flag.
@@ -106,7 +93,6 @@ func (s Segment) Solicited() bool {
 var byOpcode = [16]Message{
 	0x0: Write, 0x1: ReadRequest, 0x2: ReadResponse,
 	0x3: Send, 0x4: SendInvalidate, 0x5: SendSE, 0x6: SendSEInvalidate, 0x7: Terminate,
-	0x8: ImmediateData, 0x9: ImmediateDataSE, 0xa: AtomicRequest, 0xb: AtomicResponse,
 }
 
 // message tells what the control word of a received segment announces.
@@ -122,12 +108,10 @@ func (f *Format) message(c Control) (Message, error) {
 			return f.marked(SendAdvertise, c)
 		case opOneShotClose:
 			return f.marked(SendClose, c)
-		case opImmediateDataSE:
-			return MessageInvalid, errOpcode // one-shot.md §2: 5A excludes all Immediate Data
 		}
 	}
 	m := byOpcode[c.Opcode()]
-	if m == MessageInvalid || m.Tagged() != c.Tagged() || c.Opcode() >= opImmediateData && !f.Extensions {
+	if m == MessageInvalid || m.Tagged() != c.Tagged() {
 		return MessageInvalid, errOpcode
 	}
 	return m, nil
@@ -158,8 +142,7 @@ func (f *Format) marked(m Message, c Control) (Message, error) {
 }
 
 // Control returns the control word with which this end sends a segment of the message. Asking
-// for a one-shot message on a connection without one-shot, or for Immediate Data where FIG 5A
-// excludes it, is a bug of the caller.
+// for a one-shot message on a connection without one-shot is a bug of the caller.
 func (f *Format) Control(m Message, last bool) Control {
 	r := &rows[m]
 	c := Control(controlVersions | uint16(r.opcode))
@@ -176,10 +159,6 @@ func (f *Format) Control(m Message, last bool) Control {
 		return f.mark(c, ControlAdvertise, opOneShotAdvertise)
 	case SendClose:
 		return f.mark(c, ControlClose, opOneShotClose)
-	case ImmediateData, ImmediateDataSE:
-		if f.Encoding == EncodingOpcodes {
-			panic("ddp: Immediate Data on a connection that uses its opcode for one-shot")
-		}
 	}
 	return c
 }

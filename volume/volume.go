@@ -180,12 +180,6 @@ func (v *Volume) Lends() bool { return v.lender != nil }
 // Thin reports whether discarding gives space back.
 func (v *Volume) Thin() bool { return v.info.DiscardGranularity > 0 }
 
-// Holds reports whether [off, off+n) lies within the volume.
-func (v *Volume) Holds(off, n int64) bool {
-	size := v.Size()
-	return off >= 0 && n >= 0 && off <= size && n <= size-off
-}
-
 // Moves reports whether several processes show the bytes, of which one at a time serves them. Nothing may rely then on
 // what this one alone remembers.
 func (v *Volume) Moves() bool { return v.termed != nil }

@@ -17,9 +17,6 @@ type Pointer struct {
 	Generation uint32 // how often the place was given to an object; 0: no object
 }
 
-// PointerLen is the length of a pointer, in octets.
-const PointerLen = 16
-
 const scheme = "os1:"
 
 // String returns the text of a pointer: os1:ADDRESS:KEY:GENERATION, the first two in hexadecimal.
