@@ -90,8 +90,12 @@ cluster.`,
 			}
 			self := c.Node(c.Self)
 			tokens, err := quorum.Init(dir, c.Name, c.Self, self.Witness, len(c.Nodes)-1)
+			advice := ""
+			if errors.Is(err, quorum.ErrMember) {
+				advice = "; run it, or, if nobody is to have that cluster any more, empty the directory first"
+			}
 			if err = errors.Join(err, dir.Close()); err != nil {
-				return fmt.Errorf("no cluster was made in %s: %w", c.State, err)
+				return fmt.Errorf("no cluster was made in %s: %w%s", c.State, err, advice)
 			}
 			out := cmd.OutOrStdout()
 			fmt.Fprintf(out, "The cluster %s has one node, %s. Run it:\n  %s\n", c.Name, c.Self, l.run(cmd, self))

@@ -369,7 +369,7 @@ func TestCluster(t *testing.T) {
 	if len(tokens) != 2 || tokens[0][1] != "b" || tokens[1][1] != "w" || !strings.Contains(said, "target serve --config") {
 		t.Fatalf("init says %s", said)
 	}
-	s.fails("a member of a cluster already", s.on("a", "ha", "init")...)
+	s.fails("empty the directory first", s.on("a", "ha", "init")...)
 	s.fails("no node of the cluster has taken this one in: a: dial tcp", s.on("b", "ha", "join", "--token", tokens[0][2])...)
 	if line := s.start("a"); !strings.Contains(line, "serving 1 target at ") || !strings.Contains(line, "as node a of cluster lab at ") {
 		t.Errorf("a says %q", line)

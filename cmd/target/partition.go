@@ -164,6 +164,9 @@ func partitionCreate() *cobra.Command {
 				if n.Offset, err = parseSize(offset); err != nil {
 					return nil, err
 				}
+				if n.Offset == 0 { // in the API that is where it fits
+					return nil, wordError{errors.New("the table takes the first MiB: a partition begins at 1MiB or later")}
+				}
 			}
 			if cache != "" {
 				if n.Cache, err = parseCache(cache); err != nil {

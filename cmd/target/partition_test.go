@@ -94,3 +94,23 @@ func TestParseCache(t *testing.T) {
 		}
 	}
 }
+
+// A partition that is to begin where the table is makes no sense. In the API the offset 0 means where it fits.
+func TestPartitionAtTheTable(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(socketVariable, filepath.Join(dir, "target.sock"))
+	c, err := config.Parse(filepath.Join(dir, "target.yaml"), []byte(`
+stores: {disk1: {type: memory, size: 16MiB, partitioned: true}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:demo"}]
+portals: [{listen: "127.0.0.1:0"}]
+management: {socket: target.sock}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveTour(t, c)
+	var out, problems bytes.Buffer
+	if status := run("target", strings.Fields("partition create disk1/log --size 1MiB --offset 0"), &out, &problems); status != exitUsage || !strings.Contains(problems.String(), "begins at 1MiB or later") {
+		t.Errorf("status %d, %s%s", status, &out, &problems)
+	}
+}
