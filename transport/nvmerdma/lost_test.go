@@ -158,19 +158,25 @@ func TestAbortPairWhileFetching(t *testing.T) {
 }
 
 // A device that takes only the first of the work requests of an answer reads its memory until the queue pair is gone. Nobody else has that
-// memory before.
+// memory before, whether all of the answer was to be posted or not.
 func TestHalfPosted(t *testing.T) {
-	b := newBench(t, rdmatest.NewFake())
-	p := b.queue()
-	before := b.rig.pool.Stats().Leases
-	p.Refuses, p.Takes = rdma.ErrFull, 1
-	p.Say(b.command(rw(nvme.Read, 0, 64<<10), 64<<10))
-	<-p.Over
-	if n := b.rig.pool.Stats().Leases; n != before+1 {
-		t.Errorf("%d leases while the device has an RDMA Write, want %d", n, before+1)
+	for name, room := range map[string]int{"all of it": 1000, "a part of it": 3} {
+		t.Run(name, func(t *testing.T) {
+			d := rdmatest.NewFake()
+			d.Says.MaxWork = room
+			b := newBench(t, d)
+			p := b.queue()
+			before := b.rig.pool.Stats().Leases
+			p.Refuses, p.Takes = rdma.ErrFull, 1
+			p.Say(b.command(rw(nvme.Read, 0, 1<<20), 1<<20))
+			<-p.Over
+			if n := b.rig.pool.Stats().Leases; n != before+1 {
+				t.Errorf("%d leases while the device has an RDMA Write, want %d", n, before+1)
+			}
+			p.End()
+			until(t, "the memory is given back", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
+		})
 	}
-	p.End()
-	until(t, "the memory is given back", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
 }
 
 // Connections that have receives of their own get no more of the memory than leaves enough for every command that Identify allows.

@@ -294,15 +294,12 @@ func (l *Link) disconnect() {
 	}
 }
 
-// unposted takes the completions that will never come for work requests that were refused. The device may have taken others of the same entries,
-// which are not signalled: it uses their memory until the queue pair is gone.
+// unposted holds the entries of work requests that were refused. The device may have taken others of the same entries, which are not signalled: it
+// uses their memory until the queue pair is gone. A completion of each entry stays outstanding for ever, so that nobody else ends it.
 func (l *Link) unposted(ws []rdma.Work) {
 	for i := range ws {
-		if ws[i].Flags&rdma.Signaled == 0 {
-			continue
-		}
-		if e := l.entries[ws[i].ID]; l.queue.Completed(&e.Item) {
-			l.held = append(l.held, e)
+		if ws[i].Flags&rdma.Signaled != 0 { // one of each entry
+			l.held = append(l.held, l.entries[ws[i].ID])
 		}
 	}
 }
