@@ -187,7 +187,8 @@ func (t *Task) AbortedBy() (itt uint32, ok bool) { return t.aborter, t.aborted =
 func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) {
 	switch {
 	case fn == pdu.TaskAbortTask:
-		if ref.aborted == abortedByNone && ref.Conn == c {
+		// With another LUN it aborts nothing but a command whose turn has not come.
+		if ref.aborted == abortedByNone && ref.Conn == c && (ref.LUN == lun || ref.state == taskHeld) {
 			ref.aborted, ref.aborter = abortedByRequest, itt
 		}
 		return

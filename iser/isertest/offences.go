@@ -80,6 +80,20 @@ func Offences(target string) []Offence {
 		p.Manage(pdu.TaskLogicalUnitReset, reset, 0, true, 0)
 		p.Want(ddp.Send, pdu.OpTaskManagementResponse, reset, 0)
 	})
+	add("ABORT TASK with the LUN of another unit, and then with its own", func(_ testing.TB, d Dial) {
+		const again = 903
+		p := direct(d)
+		itt := write(p)
+		r := p.ReadRequest()
+		own := p.LUN
+		p.LUN = 0xff // where there is none
+		p.Manage(pdu.TaskAbortTask, abort, itt, true, 0)
+		p.LUN = own
+		p.Want(ddp.Send, pdu.OpTaskManagementResponse, abort, 0)
+		p.Manage(pdu.TaskAbortTask, again, itt, true, 0)
+		p.Write(p.Response(r, make([]byte, 4096), true))
+		p.Want(ddp.SendClose, pdu.OpTaskManagementResponse, again, stag)
+	})
 	add("ABORT TASK of a command whose turn has not come", func(t testing.TB, d Dial) {
 		p := direct(d)
 		p.CmdSN++ // a command is missing
