@@ -6,10 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -229,12 +231,15 @@ func TestGrantsRunOut(t *testing.T) {
 	b.close(t, y)
 }
 
+// reads is how many Reads a raw node may have outstanding: their Responses are more than sockets hold.
+const reads = 64
+
 // raw is a node that says by itself what goes over the wire.
 func raw(t *testing.T, i Invitation) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", i.Address)
 	check(t, err)
-	f := ddp.StartFrame{CRC: true, Revision: 2, HasEnhanced: true, PrivateData: Name{Index: firstIndex}.append(append([]byte(magic), i.Secret[:]...))}
+	f := ddp.StartFrame{CRC: true, Revision: 2, HasEnhanced: true, Enhanced: ddp.Enhanced{ORD: reads}, PrivateData: Name{Index: firstIndex}.append(append([]byte(magic), i.Secret[:]...))}
 	_, err = c.Write(f.AppendTo(nil))
 	check(t, err)
 	head := make([]byte, ddp.StartFrameHeader)
@@ -274,6 +279,50 @@ func TestCutInTheMiddle(t *testing.T) {
 		t.Error("octets came after the cut")
 	}
 	check(t, c.Close())
+	a.close(t, x)
+}
+
+// lines are those of a log.
+type lines chan string
+
+func (l lines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
+}
+
+// TestCutAfterOffence: a node reads, takes nothing of what it gets, and breaks the protocol. Cut does not wait until it has heard of that.
+func TestCutAfterOffence(t *testing.T) {
+	log := make(lines, 100)
+	d, err := iwarp.Open(iwarp.Config{LingerTime: time.Hour, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	check(t, err)
+	a := newNode(t, d, "127.0.0.1:0")
+	o, i := a.Offer(a.Arena)
+	var x *Link
+	var wg sync.WaitGroup
+	wg.Go(func() { x, _ = o.Accept(context.Background()) })
+	c := raw(t, i)
+	wg.Wait()
+	check(t, a.Grant(x, 7))
+	var b []byte
+	for msn := range uint32(reads) {
+		b = append(b, ddp.AppendFPDUTrailer(ddp.AppendReadRequest(nil, msn+1, ddp.RDMARead{Size: arenaLen, SrcSTag: uint32(a.name.stag(7)), SrcTO: Base}), 0)...)
+	}
+	_, err = c.Write(append(b, ddp.AppendFPDUTrailer(ddp.AppendReadRequest(nil, 0, ddp.RDMARead{}), 0)...))
+	check(t, err)
+	for !strings.Contains(<-log, "broke the protocol") {
+	}
+	cut := make(chan struct{})
+	go func() {
+		a.Cut()
+		close(cut)
+	}()
+	select {
+	case <-cut:
+	case <-time.After(time.Minute):
+		t.Error("Cut waits for the node")
+	}
+	check(t, c.Close())
+	<-cut
 	a.close(t, x)
 }
 

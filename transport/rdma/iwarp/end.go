@@ -187,20 +187,24 @@ func (q *queuePair) Disconnect() {
 func (q *queuePair) Abort(err error) {
 	q.mu.Lock()
 	defer q.unlock()
-	if !q.is().lives || q.is().drains {
-		return
-	}
 	c := causeOf(err)
-	if c == ddp.NoTerminate || !q.opened {
-		if err == nil {
-			err = errAborted
-		}
-		q.broken(err)
-		return
+	if err == nil {
+		err = errAborted
 	}
-	q.stop(err, &ddp.TerminateMessage{Cause: c})
-	q.wakeReader()
-	q.send()
+	switch {
+	case !q.is().lives:
+	case q.is().drains:
+		// The Terminate is on its way. Responses of before may be, too, and a peer that takes none keeps their memory.
+		if q.answers.Len() > 0 {
+			q.broken(err)
+		}
+	case c == ddp.NoTerminate || !q.opened:
+		q.broken(err)
+	default:
+		q.stop(err, &ddp.TerminateMessage{Cause: c})
+		q.wakeReader()
+		q.send()
+	}
 }
 
 // Close implements rdma.QueuePair.
