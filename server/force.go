@@ -15,6 +15,9 @@ import (
 	"sync"
 	"time"
 
+	"oneshot/backend"
+	"oneshot/backend/device"
+	"oneshot/backend/file"
 	"oneshot/config"
 	"oneshot/ha/mirror"
 	"oneshot/ha/quorum"
@@ -29,7 +32,8 @@ type Force struct {
 	Others  []ForcedOther
 	Mirrors []ForcedMirror
 
-	cluster *config.Cluster
+	config  *config.Config
+	cluster *config.Cluster // of it
 	dir     *quorum.Dir
 	log     *quorum.Examined
 	known   []known
@@ -60,6 +64,7 @@ type ForcedMirror struct {
 	store     *quorum.Store
 	set       *quorum.Set
 	isStrange bool // the copy has no metadata, or is of another lineage than the one in force
+	isOther   bool // the disk is not the one of the metadata, or there is none
 }
 
 // reachTime is how long another node may take to answer.
@@ -79,12 +84,13 @@ func reach(ctx context.Context, at string) (lives bool, says string) {
 
 // PlanForce finds out what it would mean to force a node, whose directory is open, and changes nothing. A mirror is named if
 // it is about that one alone, in a cluster whose majority goes on.
-func PlanForce(ctx context.Context, c *config.Cluster, dir *quorum.Dir, mirrorName string) (*Force, error) {
+func PlanForce(ctx context.Context, cfg *config.Config, dir *quorum.Dir, mirrorName string) (*Force, error) {
+	c := &cfg.Cluster
 	e, err := quorum.Examine(dir)
 	if err != nil {
 		return nil, err
 	}
-	f := &Force{Name: c.Name, Node: c.Self, cluster: c, dir: dir, log: e, alone: mirrorName}
+	f := &Force{Name: c.Name, Node: c.Self, config: cfg, cluster: c, dir: dir, log: e, alone: mirrorName}
 	switch {
 	case e.Cluster() != c.Name || e.Identity().Name != c.Self:
 		return nil, fmt.Errorf("the state is that of node %s of cluster %s, and this is node %s of %s", e.Identity().Name, e.Cluster(), c.Self, c.Name)
@@ -151,11 +157,34 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 		m.Mark, m.Unknown, m.Missing = kept.Mark, kept.Unknown, kept.Missing
 		m.WasInSync = m.WasInSync && !kept.Unknown
 	}
+	if m.isOther = kept != nil && !f.isDisk(k.name, kept.Disk); m.isOther {
+		m.WasInSync, m.Unknown = false, true
+	}
 	m.Term, m.Primary = m.view.Term, k.node(m.view.Primary)
 	for id := range m.view.InSync.Without(self).All() {
 		m.InSync = append(m.InSync, k.node(id))
 	}
 	return m, nil
+}
+
+// isDisk reports whether the disk of this node's copy of a mirror is the one of that identity. If the configuration has no such copy nobody knows.
+func (f *Force) isDisk(name, identity string) bool {
+	s := f.config.Store(name)
+	if s == nil || s.Mirror == nil {
+		return true
+	}
+	c := s.Mirror.Copy(f.Node)
+	if c == nil {
+		return true
+	}
+	var now backend.Identity
+	var err error
+	if c.Type == config.StoreFile {
+		now, err = file.IdentityOf(c.File.Path)
+	} else {
+		now, err = device.IdentityOf(c.Device.Path)
+	}
+	return err == nil && string(now) == identity
 }
 
 // leftOut lists the nodes that may serve a mirror with what they have: those with a copy in sync, though they be members no more, for who was
@@ -227,7 +256,7 @@ func (f *Force) Do(ctx context.Context) ([]quorum.Token, error) {
 				records = append(records, f.gone(key))
 			}
 		case m.HasView:
-			if m.isStrange {
+			if m.isStrange || m.isOther {
 				if err := f.order(m); err != nil {
 					return nil, err
 				}
@@ -317,7 +346,7 @@ func (f *Force) order(m *ForcedMirror) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join((&order{Forced: true}).write(dir), dir.Close())
+	return errors.Join((&order{Forced: true, Other: m.isOther}).write(dir), dir.Close())
 }
 
 // doMirror begins a lineage of one mirror.

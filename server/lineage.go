@@ -34,6 +34,7 @@ const (
 // order is what the administrator has ordered for a copy.
 type order struct {
 	Forced bool // this copy may be the one with which a lineage begins: a majority has to say so
+	Other  bool // and that on another disk than the one of its metadata
 	GiveUp bool // the bytes of a former lineage may be overwritten
 
 	// Who the node was, if its membership was given up with GiveUp; else zeroes.
@@ -93,7 +94,7 @@ func readLineage(dir quorum.FS) (n uint64, err error) {
 func (o *order) read(dir quorum.FS) (ok bool, err error) {
 	var flags uint64
 	ok, err = readNumbers(dir, orderFile, &flags, &o.Cluster, &o.Number, &o.Incarnation, &o.Nonce, &o.Batch)
-	o.Forced, o.GiveUp = flags&1 != 0, flags&2 != 0
+	o.Forced, o.GiveUp, o.Other = flags&1 != 0, flags&2 != 0, flags&4 != 0
 	return ok, err
 }
 
@@ -104,6 +105,9 @@ func (o *order) write(dir quorum.FS) error {
 	}
 	if o.GiveUp {
 		flags |= 2
+	}
+	if o.Other {
+		flags |= 4
 	}
 	return writeNumbers(dir, orderFile, flags, o.Cluster, o.Number, o.Incarnation, o.Nonce, o.Batch)
 }
@@ -170,10 +174,14 @@ func (m *member) joinLineage(name string, dir *quorum.Dir, record *quorum.Store,
 		if err != nil {
 			return own, err
 		}
+		disk := string(backend.IdentityOf(copied))
+		if kept != nil && kept.Disk != disk && !o.Other {
+			return own, fmt.Errorf("the disk of this copy, %s, is not the one with which target ha force has had the mirror go on, %s: start with that one; if it is lost, run target ha force %s for the one that is here", disk, kept.Disk, name)
+		}
 		// Views that the copy knows, and what was forced from, are of one line: the newer one tells whether it was in sync. A copy of another
 		// lineage than that was not.
 		wasInSync := set.Former == own && kept != nil && !kept.Unknown && kept.View.InSync.Has(self) && set.WasInSync
-		if err := mirror.Force(dir, set.View, wasInSync, string(backend.IdentityOf(copied)), cfg); err != nil {
+		if err := mirror.Force(dir, set.View, wasInSync, disk, cfg); err != nil {
 			return own, err
 		}
 		log.Warn("the copy of this node was forced to go on without the others", "mirror", name, "in sync", wasInSync)

@@ -42,7 +42,7 @@ func (l *local) flags(cmd *cobra.Command) {
 }
 
 // open reads the configuration and opens the directory.
-func (l *local) open(cmd *cobra.Command) (*config.Cluster, *quorum.Dir, error) {
+func (l *local) open(cmd *cobra.Command) (*config.Config, *quorum.Dir, error) {
 	if l.path == "" {
 		return nil, nil, &usageError{cmd.CommandPath(), "no configuration: name the one of the cluster with --config FILE"}
 	}
@@ -57,7 +57,7 @@ func (l *local) open(cmd *cobra.Command) (*config.Cluster, *quorum.Dir, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", c.Cluster.Pos, err)
 	}
-	return &c.Cluster, dir, nil
+	return c, dir, nil
 }
 
 // run returns the command line that runs a node.
@@ -84,10 +84,11 @@ cluster.`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, dir, err := l.open(cmd)
+			cfg, dir, err := l.open(cmd)
 			if err != nil {
 				return err
 			}
+			c := &cfg.Cluster
 			self := c.Node(c.Self)
 			tokens, err := quorum.Init(dir, c.Name, c.Self, self.Witness, len(c.Nodes)-1)
 			advice := ""
@@ -136,10 +137,11 @@ for its cluster only; if join fails in the middle, run it again with the same.`,
 			if err != nil {
 				return err
 			}
-			c, dir, err := l.open(cmd)
+			cfg, dir, err := l.open(cmd)
 			if err != nil {
 				return err
 			}
+			c := &cfg.Cluster
 			if err := errors.Join(joinCluster(cmd.Context(), c, dir, t), dir.Close()); err != nil {
 				return oneLine(err)
 			}

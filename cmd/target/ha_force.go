@@ -61,11 +61,12 @@ be got back by any command.`,
 	return cmd
 }
 
-func (l *local) force(cmd *cobra.Command, c *config.Cluster, dir *quorum.Dir, mirror, confirm string) error {
-	f, err := server.PlanForce(cmd.Context(), c, dir, mirror)
+func (l *local) force(cmd *cobra.Command, cfg *config.Config, dir *quorum.Dir, mirror, confirm string) error {
+	f, err := server.PlanForce(cmd.Context(), cfg, dir, mirror)
 	if err != nil {
 		return err
 	}
+	c := &cfg.Cluster
 	out := cmd.OutOrStdout()
 	writeForce(out, f, mirror != "")
 	if living := f.Living(); len(living) > 0 {
@@ -184,7 +185,7 @@ If rejoin fails in the middle, run it again.`,
 			if err != nil {
 				return err
 			}
-			return oneLine(errors.Join(l.rejoin(cmd, c, dir, t, token != "", discard), dir.Close()))
+			return oneLine(errors.Join(l.rejoin(cmd, &c.Cluster, dir, t, token != "", discard), dir.Close()))
 		},
 	}
 	l.flags(cmd)

@@ -3,12 +3,16 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"oneshot/mgmt"
 )
@@ -208,4 +212,70 @@ func TestMirrorForceOwn(t *testing.T) {
 	s.must(s.on("b", "ha", "rejoin", "--discard-mine")...)
 	s.start("b")
 	s.endLoad(l)
+}
+
+// TestMirrorForceOtherDisk: force says that the disk of the copy is not there, or is another one. A node that was forced with its own disk does not
+// go on with another one, whose bytes all others would get, until somebody has asked for that.
+func TestMirrorForceOtherDisk(t *testing.T) {
+	s := newThrough(t)
+	l := s.beginLoad()
+	s.servedBy("b")
+	s.kill("a")
+	l.more(50)
+	l.stop.Store(true)
+	l.wg.Wait()
+	s.kill("b")
+	disk := s.path("b", "disk.img")
+	exchange := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func() { // a node that serves nevertheless would not end
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, s.command().Path, s.on("b", "serve")...)
+		cmd.Args[0] = "target"
+		var said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &said, &said
+		if err := cmd.Run(); err == nil || !strings.Contains(said.String(), "start with that one") {
+			t.Errorf("b, with another disk: %v: %s", err, said.String())
+		}
+	}
+	const other = "the disk of this node is NOT the one that it was"
+	exchange(disk, disk+".away")
+	s.fails(other, s.on("b", "ha", "force", "disk")...)
+	if err := os.WriteFile(disk, make([]byte, mirrorSize), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.fails(other, s.on("b", "ha", "force", "disk")...)
+	exchange(disk, disk+".other")
+
+	exchange(disk+".away", disk)
+	if said := s.must(s.on("b", "ha", "force", "disk", "--confirm", "disk")...); !strings.Contains(said, "the copy of this node was in sync in term") {
+		t.Errorf("with its own disk: %s", said)
+	}
+	exchange(disk, disk+".away")
+	exchange(disk+".other", disk)
+	refused()
+	exchange(disk, disk+".other")
+	refused()
+	if _, err := os.Stat(disk); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a disk that was to be lost was made: %v", err)
+	}
+
+	exchange(disk+".away", disk)
+	s.start("b")
+	s.untilCluster("b", "b serves", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role == mgmt.RolePrimary })
+	l = newLoadAfter(t, l.m, l) // all is there
+	l.stop.Store(true)
+	l.wg.Wait()
+
+	// Its disk is lost for good: it goes on with another one when somebody says so.
+	s.kill("b")
+	exchange(disk, disk+".away")
+	exchange(disk+".other", disk)
+	s.forcedBy("b", "disk", "--confirm", "disk")
 }

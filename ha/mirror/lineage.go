@@ -15,6 +15,7 @@ import (
 type Kept struct {
 	View    replica.View // the newest that the copy knows
 	Mark    uint64       // all records up to it are on its disk
+	Disk    string       // identity of the disk that they tell of
 	Unknown bool         // the disk was set back, or exchanged
 	Missing int64        // bytes that the copy goes without, because no copy could read them
 }
@@ -28,7 +29,7 @@ func Inspect(fsys quorum.FS) (*Kept, error) {
 	case err != nil:
 		return nil, err
 	}
-	return &Kept{View: m.saved.View, Mark: m.saved.Mark, Unknown: m.saved.Unknown, Missing: replica.SectorBytes(m.saved.Missing)}, nil
+	return &Kept{Disk: m.disk, View: m.saved.View, Mark: m.saved.Mark, Unknown: m.saved.Unknown, Missing: replica.SectorBytes(m.saved.Missing)}, nil
 }
 
 // Force makes a copy the one with which a lineage begins. v is the first view of it. If the copy was not in sync the others
