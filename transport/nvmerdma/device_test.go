@@ -187,6 +187,21 @@ func FuzzCapsule(f *testing.F) {
 	})
 }
 
+// A shared receive that the device does not take ends the connection that gives it back. The next connection posts it.
+func TestSharedReceiveRefused(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	p := b.queue()
+	before := p.Posted()
+	p.RefuseReceives(rdma.ErrFull)
+	p.Say(b.command(rw(nvme.Read, 0, 512), 512))
+	<-p.Over
+	p.RefuseReceives(nil)
+	p.End()
+	if n := b.dial(request(2, depth)).Posted(); n != before {
+		t.Errorf("%d receives are posted, want %d", n, before)
+	}
+}
+
 // A connection for whose receives there is no memory is refused, and keeps no place.
 func TestNoMemoryForReceives(t *testing.T) {
 	d := rdmatest.NewFake()

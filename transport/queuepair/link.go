@@ -140,6 +140,9 @@ func (l *Link) open(commands int) (err error) {
 	}
 	if l.recv = t.shared; l.recv != nil {
 		cfg.Receives = l.recv.queue
+		if err = l.recv.again(); err != nil {
+			return err
+		}
 	} else {
 		cfg.MaxRecv = commands
 		if l.recv, err = t.newReceives(l.domain, commands, nil); err != nil {

@@ -3,6 +3,7 @@ package queuepair
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"oneshot/mem"
 	"oneshot/transport/rdma"
@@ -21,6 +22,9 @@ type receives struct {
 	// regions, where connections are isolated, are those of leases.
 	regions []rdma.Region
 	sgl     []rdma.SGE // by slot
+
+	mu      sync.Mutex // a leaf
+	refused []int      // slots that the queue has not taken
 }
 
 // slots leases memory for n messages.
@@ -101,19 +105,31 @@ func (r *receives) postAll(q poster) error {
 	return r.post(q, slots, make([]rdma.Receive, len(slots)))
 }
 
-// post returns slots to their queue. batch is memory for the call.
+// post returns slots to their queue. batch is memory for the call. What the queue does not take is left for again.
 func (r *receives) post(q poster, slots []int, batch []rdma.Receive) error {
 	for len(slots) > 0 {
 		n := min(len(slots), len(batch))
 		for i, s := range slots[:n] {
 			batch[i] = rdma.Receive{ID: receiveID | uint64(s), SGL: r.sgl[s : s+1]}
 		}
-		if _, err := q.PostReceive(batch[:n]); err != nil {
+		if k, err := q.PostReceive(batch[:n]); err != nil {
+			r.mu.Lock()
+			r.refused = append(r.refused, slots[k:]...)
+			r.mu.Unlock()
 			return fmt.Errorf("%s: post receives: %w", r.target.cfg.Name, err)
 		}
 		slots = slots[n:]
 	}
 	return nil
+}
+
+// again posts what a shared queue has not taken. The connection that had it is broken; others go on with the rest.
+func (r *receives) again() error {
+	r.mu.Lock()
+	slots := r.refused
+	r.refused = nil
+	r.mu.Unlock()
+	return r.post(r.queue, slots, make([]rdma.Receive, len(slots)))
 }
 
 func (r *receives) release() {

@@ -144,8 +144,9 @@ func (q *fakeCQ) put(cs ...rdma.Completion) {
 
 // fakeReceives are receives, shared or not.
 type fakeReceives struct {
-	mu   sync.Mutex
-	list []rdma.Receive
+	mu      sync.Mutex
+	list    []rdma.Receive
+	refuses error // what PostReceive says; it takes none then
 }
 
 func (d *Fake) NewReceiveQueue(rdma.Domain, int) (rdma.ReceiveQueue, error) {
@@ -155,6 +156,9 @@ func (q *fakeReceives) Close() error { return nil }
 func (q *fakeReceives) PostReceive(rs []rdma.Receive) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.refuses != nil {
+		return 0, q.refuses
+	}
 	for _, r := range rs {
 		q.list = append(q.list, rdma.Receive{ID: r.ID, SGL: slices.Clone(r.SGL)})
 	}
@@ -280,6 +284,13 @@ func (p *FakePair) Posted() int {
 	p.receives.mu.Lock()
 	defer p.receives.mu.Unlock()
 	return len(p.receives.list)
+}
+
+// RefuseReceives has PostReceive fail with err, also for others that share the queue; nil: not any more.
+func (p *FakePair) RefuseReceives(err error) {
+	p.receives.mu.Lock()
+	p.receives.refuses = err
+	p.receives.mu.Unlock()
 }
 
 // Next takes the works that were posted since, and have not ended.
