@@ -383,7 +383,12 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 			c.post(func() { s.afterOthersAck(m) })
 		}
 	})
-	if second.Swap(true) { // a batch of input may have any number that wait for nothing
+	switch {
+	case !second.Swap(true):
+	case s.aborting > 0 && fn != pdu.TaskAbortTask && aborts(fn):
+		// The response to an ABORT TASK whose task is over may be due. It comes first, for it gives back what is the initiator's after this one.
+		c.post(func() { s.afterOthersAck(m) })
+	default: // a batch of input may have any number that wait for nothing
 		s.afterOthersAck(m)
 	}
 }

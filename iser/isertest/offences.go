@@ -94,6 +94,30 @@ func Offences(target string) []Offence {
 		p.Write(p.Response(r, make([]byte, 4096), true))
 		p.Want(ddp.SendClose, pdu.OpTaskManagementResponse, again, stag)
 	})
+	add("a reset together with the end of a command that ABORT TASK has waited for", func(t testing.TB, d Dial) {
+		p := direct(d)
+		itt := write(p)
+		r := p.ReadRequest()
+		p.Manage(pdu.TaskAbortTask, abort, itt, true, 0)
+		f := pdu.TaskManagementRequestFields{
+			Immediate: true, Function: pdu.TaskLogicalUnitReset, LUN: p.lun(), ITT: reset, ReferencedTaskTag: pdu.ReservedTag, CmdSN: p.CmdSN,
+		}
+		b := ddp.AppendFPDUTrailer(p.Response(r, make([]byte, 4096), true), 0)
+		b = append(b, ddp.AppendFPDUTrailer(p.PDU(f.AppendTo(nil), nil, 0, 0), 0)...)
+		_, err := p.Conn.Write(b)
+		check(p.T, err)
+		given := false // the initiator may use the buffer
+		for range 2 {
+			seg, ok := p.Read()
+			if !ok || !seg.Message.IsSend() {
+				t.Fatalf("%v, %v; want a response", seg.Message, ok)
+			}
+			if given && seg.Message != ddp.Send {
+				t.Errorf("%v with STag %#x after the response to the reset", seg.Message, seg.Header.STag())
+			}
+			given = pdu.Header(p.Payload(seg)).ITT() == reset
+		}
+	})
 	add("ABORT TASK of a command whose turn has not come", func(t testing.TB, d Dial) {
 		p := direct(d)
 		p.CmdSN++ // a command is missing
