@@ -62,7 +62,7 @@ func (c *Core) canvass() {
 			}
 		}
 	}
-	if d.answered != others && c.now-d.at < gather {
+	if d.answered != others && (c.now-d.at < gather || c.isDiskBad() && c.now-d.at < lame) {
 		return
 	}
 	if c.isExcused() && !c.takersForget() {

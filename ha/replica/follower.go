@@ -11,6 +11,9 @@ const (
 	// turn is by how much a member waits longer than the one before it until it takes over, amnesiac one without memory.
 	turn     = 60 * time.Millisecond
 	amnesiac = 200 * time.Millisecond
+	// lame is by how much longer one waits whose disk refuses or hangs, before it stands and for promises: it could serve nobody,
+	// and if it went alone nobody else could.
+	lame = stuckAfter / 2
 	// aFew is how many records a member's disk may have that it has not told of.
 	aFew = 32
 )
@@ -60,6 +63,9 @@ func (c *Core) turn() time.Duration {
 	}
 	if !c.memory {
 		wait += amnesiac
+	}
+	if c.isDiskBad() {
+		wait += lame
 	}
 	return wait
 }

@@ -295,6 +295,16 @@ var scenarioMutants = []struct {
 		Old: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() {",
 		New: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() && !ON {",
 	}},
+	{"TestHungStandsLast", mutants.Mutant{
+		Name: "stands as soon as others though its disk hangs", File: "follower.go",
+		Old: "if c.isDiskBad() {",
+		New: "if c.isDiskBad() && !ON {",
+	}},
+	{"TestHungStandsLast", mutants.Mutant{
+		Name: "goes alone as soon as others though its disk hangs", File: "candidate.go",
+		Old: "c.isDiskBad() && c.now-d.at < lame) {",
+		New: "c.isDiskBad() && c.now-d.at < lame && !ON) {",
+	}},
 	{"TestCandidateAndHungDisk", mutants.Mutant{
 		Name: "waits as a candidate for a disk that hangs", File: "candidate.go",
 		Old: "if c.now-c.cand.began <= stuckAfter/2 {",

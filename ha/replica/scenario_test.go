@@ -283,6 +283,20 @@ func TestHungMember(t *testing.T) {
 	}
 }
 
+// A member whose disk hangs could serve nobody, and if it went alone nobody else could. So it stands later, and waits longer for promises.
+func TestHungStandsLast(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(0, 1))
+	only(s, each[Apply](s.take(h.Stream, Bell{}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen})))
+	s.wait(s.set.SlowCopy + 100*time.Millisecond)
+	s.alive = 0
+	none(s, said[Ask](s.wait(s.set.Grace+lame-100*time.Millisecond)), "another one may stand")
+	if asks := said[Ask](s.wait(150 * time.Millisecond)); len(asks) == 0 {
+		t.Errorf("nobody else has, and it does not: %v", s.Core)
+	}
+	none(s, proposals(s.wait(lame-200*time.Millisecond)), "node 1 may answer")
+	s.alone(s.wait(250 * time.Millisecond))
+}
+
 // A range that a member could not read, and that nobody is left to repair, is told of as what it is.
 func TestNotRepaired(t *testing.T) {
 	s := reigns(t, 2)

@@ -49,7 +49,7 @@ func (r *run) checkLost(n *node, l *replica.Lost) {
 			}
 		}
 		for _, x := range r.nodes {
-			if n.core.Keeps(x.id, offOf(b), blockSize) && !n.hasJustCleaned(x, b) && !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
+			if n.core.Keeps(x.id, offOf(b), blockSize) && !n.hasJustCleaned(x, b) && !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) && !n.hasToldToMiss(x, b) {
 				r.fail(20, "node %d gets in sync without block %d, which node %d has kept", l.To, b, x.id)
 			}
 		}
@@ -64,6 +64,21 @@ func (n *node) hasJustCleaned(x *node, block int) (has bool) {
 			has = false
 		case replica.KindClean:
 			has = has || rec.Copy == x.id && covers(rec, block)
+		}
+	})
+	return has
+}
+
+// hasToldToMiss says whether a node has told another one that it goes without a block, and nothing that it has written there since. One that has lost its power may
+// have forgotten that, and has refused to lend it when it still knew.
+func (n *node) hasToldToMiss(x *node, block int) (has bool) {
+	n.eachRecord(func(rec *replica.Record) {
+		switch {
+		case !covers(rec, block):
+		case rec.Kind == replica.KindLost:
+			has = has || rec.Copy == x.id
+		case rec.Kind == replica.KindWrite, rec.Kind == replica.KindZero, rec.Kind == replica.KindResync && rec.Copy == x.id:
+			has = false
 		}
 	})
 	return has
