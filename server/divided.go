@@ -71,7 +71,7 @@ func (u *units) openDivided(c *config.Store) (*divided, error) {
 	d.Store = u.partitions.New(registry.Config{
 		Name: c.Name, Store: store, Set: set, Problem: err, ReadOnly: c.ReadOnly, Durability: durability(c), Logger: log,
 		NewVolume: func(view backend.Store, p *partition.Partition) (*volume.Volume, error) {
-			return volume.New(u.volumeConfig(view, volumeName(partMedium(c, p.Name), backend.IdentityOf(view)), log.With("partition", p.Name)))
+			return volume.New(u.volumeConfig(c, view, volumeName(partMedium(c, p.Name), backend.IdentityOf(view)), log.With("partition", p.Name)))
 		},
 		Deleted: func(p *partition.Partition) { u.forget(c, store, p) },
 	})

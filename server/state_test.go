@@ -12,12 +12,14 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend/backendtest"
 	"oneshot/backend/file"
 	"oneshot/config"
 	"oneshot/mem"
 	"oneshot/mgmt"
 	"oneshot/scsi"
 	"oneshot/state"
+	"oneshot/volume"
 )
 
 // initiatorPort sends commands to a SCSI target directly, without iSCSI.
@@ -341,6 +343,48 @@ func TestJournalOfReadOnlyStore(t *testing.T) {
 		if err := s.Shutdown(context.Background()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestStateOfAnotherDevice: a device that nothing names for good is at the path of one of which a SANITIZE and an atomic write were under way. Its
+// bytes stay.
+func TestStateOfAnotherDevice(t *testing.T) {
+	dir := t.TempDir()
+	loop := backendtest.NewLoop(t, 8<<20, 512)
+	want := bytes.Repeat([]byte{0x55}, 8<<20)
+	if _, err := loop.Dev.WriteAt(want, 0); errors.Join(err, loop.Dev.Sync()) != nil {
+		t.Fatal(err)
+	}
+	cfg := parse(t, fmt.Sprintf("state: %s\nstores: {a: {type: device, path: %s}}\ntargets: [{iqn: \"iqn.2026-11.example.oneshot:t\", luns: {0: a}}]\nportals: [{transport: tcp, listen: \"127.0.0.1:0\"}]\n",
+		filepath.Join(dir, "state"), loop.Path))
+	d, err := state.Open(filepath.Join(dir, "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := volumeName(medium(cfg.Store("a")), "")
+	err = d.File(name).Save([]byte(`{"Format":2,"Access":{"Holder":-1},"Sanitize":{"Action":2}}`))
+	if err := errors.Join(err, d.Journal(name).Begin(4096, bytes.Repeat([]byte{7}, 1024)), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range s.units.stores {
+		<-o.volume.Sanitized()
+		if is, _, _ := o.volume.SanitizeState(); is != volume.SanitizeHasFailed {
+			t.Errorf("the operation is in state %d", is)
+		}
+	}
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(want))
+	if _, err := loop.Dev.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("the device has other bytes now")
 	}
 }
 

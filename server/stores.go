@@ -17,6 +17,7 @@ import (
 	"oneshot/partition/registry"
 	"oneshot/scsi"
 	"oneshot/state"
+	"oneshot/transport/rdma"
 	"oneshot/volume"
 )
 
@@ -132,7 +133,7 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	if other := u.sameBytes(identity); other != "" {
 		return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other, identity))
 	}
-	cfg := u.volumeConfig(store, volumeName(medium(c), identity), log)
+	cfg := u.volumeConfig(c, store, volumeName(medium(c), identity), log)
 	m, moves := store.(*mirrored)
 	if moves { // what this node keeps would be worth nothing on another one
 		cfg.Keeper, cfg.Journal = nil, nil
@@ -157,10 +158,14 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 
 // volumeConfig is what volumes have in common; name is that of their states. That of a store which is read-only has its journal, too: what a
 // power cut has left half written is refused until the store is writable again.
-func (u *units) volumeConfig(store backend.Store, name string, log *slog.Logger) volume.Config {
+func (u *units) volumeConfig(c *config.Store, store backend.Store, name string, log *slog.Logger) volume.Config {
 	cfg := volume.Config{Store: store, Logger: log}
 	if u.state != nil {
-		cfg.Keeper, cfg.Journal = u.state.File(name), u.state.Journal(name)
+		file := u.state.File(name)
+		cfg.Keeper, cfg.Journal = file, u.state.Journal(name)
+		if durability(c) == rdma.DurabilityMedium && !backend.IdentityOf(store).Lasts() { // it is known by its path
+			cfg.Unsure = file.Path()
+		}
 	}
 	return cfg
 }

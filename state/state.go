@@ -97,6 +97,9 @@ type File struct {
 	mu   sync.Mutex // held over the writing: one temporary file at a time
 }
 
+// Path returns where the file is, or would be.
+func (f *File) Path() string { return f.path }
+
 // DamagedError says that a file does not hold what was once saved.
 type DamagedError struct {
 	Path string

@@ -77,6 +77,10 @@ func (v *Volume) replay(j Journal) error {
 	if err != nil || data == nil {
 		return err
 	}
+	if v.unsure != "" && !v.hasPartOf(off, data) {
+		v.log.Warn("an atomic write was under way, and the disk has nothing of it: it is given up", "offset", off, "bytes", len(data))
+		return j.End()
+	}
 	err = v.writeThrough(off, data)
 	if _, outside := errors.AsType[*backend.RangeError](err); outside || err != nil && j != v.journal {
 		return fmt.Errorf("volume: an atomic write cannot be completed after a restart: %w", err)
@@ -86,6 +90,23 @@ func (v *Volume) replay(j Journal) error {
 		return nil
 	}
 	return j.End()
+}
+
+// hasPartOf reports whether a block of data is on the store already, or may be. If none is, the write was not begun there, and nobody was told
+// that it was done.
+func (v *Volume) hasPartOf(off int64, data []byte) bool {
+	now, unit := alignedBytes(len(data)), v.info.BlockSize
+	err := v.wait(&backend.Op{Kind: backend.Read, Off: off, Len: int64(len(data)), Segs: [][]byte{now}})
+	if err != nil {
+		_, outside := errors.AsType[*backend.RangeError](err)
+		return !outside
+	}
+	for i := 0; i < len(data); i += unit {
+		if end := min(i+unit, len(data)); bytes.Equal(now[i:end], data[i:end]) {
+			return true
+		}
+	}
+	return false
 }
 
 // leaveHalf leaves a write that the journal has as it is, for a while. journaling is held, or there is nobody else yet.

@@ -455,11 +455,15 @@ var ErrHangs = errors.New("volume: a sanitize operation hangs in the store, whic
 // sanitizeStop is how long one piece of the work may take when the target is to stop.
 const sanitizeStop = 5 * time.Second
 
-// resumeSanitize takes up what was kept, when the volume is made.
+// resumeSanitize takes up what was kept, when the volume is made. What may have been ordered for another disk does not destroy this one.
 func (v *Volume) resumeSanitize(order *Order) {
 	v.sanitizing.Lock()
 	defer v.sanitizing.Unlock()
-	if order.Failed {
+	if !order.Failed && v.unsure != "" {
+		v.log.Error("a sanitize operation was under way, and nothing names the disk for good, so this may be another one: the operation counts as failed; order another one, or, if this is another disk, end the target and remove the file",
+			"file", v.unsure)
+	}
+	if order.Failed || v.unsure != "" {
 		v.sanitizer.order = *order
 		v.setSanitizer(nil, true)
 		return

@@ -28,6 +28,10 @@ type Config struct {
 	Journal Journal
 	// Keeper, if set, keeps persistent reservations, access states and sanitize operations over restarts.
 	Keeper Keeper
+	// Unsure, if not empty, says that nothing names the store for good: it may be another one than Keeper and Journal tell of. It is the file that
+	// the administrator removes if it is. A sanitize operation is not taken up then, and counts as failed; and an atomic write is completed only
+	// where the store has a part of it.
+	Unsure string
 	// Former is what earlier versions have kept, and is taken over.
 	Former []Former
 	Logger *slog.Logger // nil: slog.Default()
@@ -59,6 +63,7 @@ type Volume struct {
 	sanitizing sync.Mutex // taken before the table's lock
 	sanitizer  sanitizer  // guarded by sanitizing
 	keeper     Keeper     // nil: nothing outlives a loss of power
+	unsure     string     // as in Config
 	keeping    sync.Mutex // held while the state is kept; taken before sanitizing
 	kept       document   // guarded by keeping
 
@@ -91,7 +96,7 @@ func New(cfg Config) (*Volume, error) {
 	v.termed, _ = backend.As[backend.Termed](cfg.Store)
 	v.whole, _ = backend.As[backend.AtomicWriter](cfg.Store)
 	v.size.Store(v.info.Size)
-	v.keeper = cfg.Keeper
+	v.keeper, v.unsure = cfg.Keeper, cfg.Unsure
 	if err := v.restore(cfg.Former); err != nil {
 		return nil, err
 	}
