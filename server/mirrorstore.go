@@ -382,6 +382,26 @@ func (m *member) isFree(name string, identity backend.Identity) error {
 	return nil
 }
 
+// isNoCopy refuses a disk that others may write to past the mirror whose copy it is: the mirror would not notice, and show one node's bytes or
+// another's when it is in the configuration again.
+func (m *member) isNoCopy(identity backend.Identity) error {
+	if !identity.Lasts() { // no copy has such a one
+		return nil
+	}
+	dirs, err := mirrorDirs(m.state)
+	if err != nil {
+		return err
+	}
+	for _, path := range dirs {
+		kept, err := mirror.Inspect(quorum.LookInto(path)) // of mirrors that are open, too
+		if err == nil && kept != nil && kept.Disk == string(identity) {
+			return fmt.Errorf("it is the copy of the mirror %s on this node, and what is written to it alone makes the copies differ: set readonly to true; or, if the mirror is given up, remove %s",
+				filepath.Base(path), path)
+		}
+	}
+	return nil
+}
+
 // confirm asks consensus whether it knows the mirror, which may have been of a former cluster.
 func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
 	r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindStore, Name: s.name})

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"oneshot/backend/memory"
 	"oneshot/config"
 	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
 )
 
 // TestBeginsWithASmallCopy: a mirror does not begin with a size that its first copy does not have. Nodes agree on no size then, for it would stay, and
@@ -45,4 +47,37 @@ func TestBeginsWithASmallCopy(t *testing.T) {
 	if r, err := m.recordOf(c, dir, disk); err != nil || r.Size != c.Size {
 		t.Errorf("%+v, %v", r, err)
 	}
+}
+
+// TestCopyIsNoOrdinaryStore: the disk of a copy is not written to past its mirror, which would not notice when it is in the configuration again.
+func TestCopyIsNoOrdinaryStore(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	m := s.mirrors()[0]
+	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
+		t.Fatal(err)
+	}
+	as := func(store string) *config.Config {
+		return on(strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", store, "{iqn:", "{node: a, iqn:").Replace(text))
+	}
+	written := as("{type: file, path: a.img, node: a}")
+	if _, err := s.Apply(as("{type: memory, size: 16MiB, node: a}")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Apply(written); err == nil || !strings.Contains(err.Error(), "it is the copy of the mirror d") {
+		t.Errorf("a reload: %v", err)
+	}
+	path := filepath.Join(s.member.state, mirrorsDir, "d")
+	shutdown(t, s)
+	if s, err := New(written, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "it is the copy of the mirror d") {
+		t.Errorf("a start: %v", err)
+		shutdown(t, s)
+	}
+	shutdown(t, newServer(t, as("{type: file, path: a.img, node: a, readonly: true}")))
+	shutdown(t, newServer(t, as("{type: file, path: other.img, size: 16MiB, node: a}")))
+	shutdown(t, newServer(t, on(text)))
+	if err := os.RemoveAll(path); err != nil { // the mirror is given up
+		t.Fatal(err)
+	}
+	shutdown(t, newServer(t, written))
 }

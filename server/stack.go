@@ -139,6 +139,12 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 		if u, ok := s.(heldFile); ok {
 			b.made = append(b.made, u)
 		}
+		if err == nil && b.member != nil && c.Type != config.StoreMirror && !c.ReadOnly {
+			if err = b.member.isNoCopy(backend.IdentityOf(s)); err != nil {
+				err = errors.Join(append(append([]error{err}, undo(b.made)...), s.Close())...)
+				b.made = nil
+			}
+		}
 		if err != nil {
 			return nil, err
 		}

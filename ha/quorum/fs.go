@@ -57,6 +57,9 @@ func OpenDir(path string) (*Dir, error) {
 	return &Dir{path: path, lock: lock}, nil
 }
 
+// LookInto is a directory for reading only, which somebody may have open: files may change. It is not closed.
+func LookInto(path string) *Dir { return &Dir{path: path} }
+
 // Close lets another process have the directory.
 func (d *Dir) Close() error { return d.lock.Close() }
 
