@@ -32,12 +32,11 @@ type Force struct {
 	Others  []ForcedOther
 	Mirrors []ForcedMirror
 
-	config  *config.Config
-	cluster *config.Cluster // of it
-	dir     *quorum.Dir
-	log     *quorum.Examined
-	known   []known
-	alone   string // the mirror that it is about; empty: all of the cluster
+	config *config.Config
+	dir    *quorum.Dir
+	log    *quorum.Examined
+	known  []known
+	alone  string // the mirror that it is about; empty: all of the cluster
 }
 
 // ForcedOther is a node that would be left out.
@@ -90,7 +89,7 @@ func PlanForce(ctx context.Context, cfg *config.Config, dir *quorum.Dir, mirrorN
 	if err != nil {
 		return nil, err
 	}
-	f := &Force{Name: c.Name, Node: c.Self, config: cfg, cluster: c, dir: dir, log: e, alone: mirrorName}
+	f := &Force{Name: c.Name, Node: c.Self, config: cfg, dir: dir, log: e, alone: mirrorName}
 	switch {
 	case e.Cluster() != c.Name || e.Identity().Name != c.Self:
 		return nil, fmt.Errorf("the state is that of node %s of cluster %s, and this is node %s of %s", e.Identity().Name, e.Cluster(), c.Self, c.Name)
@@ -137,7 +136,7 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 	if self == 0 || !m.HasView {
 		return m, nil
 	}
-	dir, err := quorum.OpenDir(filepath.Join(f.cluster.State, mirrorsDir, k.name))
+	dir, err := quorum.OpenDir(filepath.Join(f.config.Cluster.State, mirrorsDir, k.name))
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +205,7 @@ func (f *Force) leftOut() (names []string) {
 func (f *Force) reachAll(ctx context.Context) {
 	for _, name := range f.leftOut() {
 		o := ForcedOther{Name: name, Says: "the configuration has no address of it"}
-		if c := f.cluster.Node(name); c != nil {
+		if c := f.config.Cluster.Node(name); c != nil {
 			o.Address = c.Address
 		}
 		f.Others = append(f.Others, o)
@@ -265,7 +264,7 @@ func (f *Force) Do(ctx context.Context) ([]quorum.Token, error) {
 			records = append(records, &quorum.Record{Key: key, Version: s.View.Version, Value: s.Encode()})
 		}
 	}
-	return f.log.Force(records, len(f.cluster.Nodes)-1)
+	return f.log.Force(records, len(f.config.Cluster.Nodes)-1)
 }
 
 // next is the next version of a record.
@@ -299,14 +298,14 @@ const majorityTime = 10 * time.Second
 
 // inCluster does something as the member that this node is, while a majority of the voters answers.
 func (f *Force) inCluster(ctx context.Context, do func(ctx context.Context, n *quorum.Node) error) error {
-	l, err := net.Listen("tcp", f.cluster.Node(f.Node).Address)
+	l, err := net.Listen("tcp", f.config.Cluster.Node(f.Node).Address)
 	if err != nil {
 		return fmt.Errorf("cannot listen for the other nodes: %w", err)
 	}
 	n, err := quorum.Open(quorum.Options{
-		Cluster: f.cluster.Name, Name: f.Node, FS: f.dir, Listener: l, Log: slog.New(slog.DiscardHandler),
+		Cluster: f.config.Cluster.Name, Name: f.Node, FS: f.dir, Listener: l, Log: slog.New(slog.DiscardHandler),
 		Dial: quorum.DialTCP(func(name string) (string, error) {
-			if c := f.cluster.Node(name); c != nil {
+			if c := f.config.Cluster.Node(name); c != nil {
 				return c.Address, nil
 			}
 			return "", fmt.Errorf("the configuration has no address of node %s", name)
@@ -342,7 +341,7 @@ func (f *Force) askMajority(ctx context.Context) error {
 
 // order notes that the copy of a mirror may be the one with which a lineage begins.
 func (f *Force) order(m *ForcedMirror) error {
-	dir, err := quorum.OpenDir(filepath.Join(f.cluster.State, mirrorsDir, m.Name))
+	dir, err := quorum.OpenDir(filepath.Join(f.config.Cluster.State, mirrorsDir, m.Name))
 	if err != nil {
 		return err
 	}

@@ -141,8 +141,7 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 		}
 		if err == nil && b.member != nil && c.Type != config.StoreMirror && !c.ReadOnly {
 			if err = b.member.isNoCopy(backend.IdentityOf(s)); err != nil {
-				err = errors.Join(append(append([]error{err}, undo(b.made)...), s.Close())...)
-				b.made = nil
+				err, b.made = abandon(s, b.made, err), nil
 			}
 		}
 		if err != nil {

@@ -69,8 +69,8 @@ func (n *node) hasJustCleaned(x *node, block int) (has bool) {
 	return has
 }
 
-// hasToldToMiss says whether a node has told another one that it goes without a block, and nothing that it has written there since. One that has lost its power may
-// have forgotten that, and has refused to lend it when it still knew.
+// hasToldToMiss says whether a node has told another one to go without a block, and has given it nothing for that place since. If the other one has lost its
+// power it may have forgotten that; it has refused to lend the block while it knew.
 func (n *node) hasToldToMiss(x *node, block int) (has bool) {
 	n.eachRecord(func(rec *replica.Record) {
 		switch {
