@@ -35,14 +35,7 @@ func TestAbortSaysWhatIsOver(t *testing.T) {
 	if got := p.io.take(); len(got) != 0 {
 		t.Errorf("it is answered before it is over: %v", got)
 	}
-	for len(p.io.heard) > 0 {
-		<-p.io.heard
-	}
-	gate.Release()
-	<-p.io.heard
-	p.io.q.Lock()
-	got := p.io.take()
-	p.io.q.Unlock()
+	got := p.io.answersAfter(1, gate.Release)
 	if len(got) != 1 || got[0].CID != written || got[0].Status != nvme.Aborted {
 		t.Errorf("in the end: %v", got)
 	}

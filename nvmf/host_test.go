@@ -262,14 +262,21 @@ func (h *host) do(c nvme.Command, n int, out []byte, inCapsule bool) answer {
 // await is do for a command that ends when something else has happened.
 func (h *host) await(c nvme.Command, n int, out []byte) answer {
 	h.x.t.Helper()
+	return h.answersAfter(1, func() { h.start(c, n, out, out != nil) })[0]
+}
+
+// answersAfter returns the answers since the last call of take, when n have come since what do does.
+func (h *host) answersAfter(n int, do func()) []answer {
 	for len(h.heard) > 0 {
 		<-h.heard
 	}
-	h.start(c, n, out, out != nil)
-	<-h.heard
+	do()
+	for range n {
+		<-h.heard
+	}
 	h.q.Lock()
 	defer h.q.Unlock()
-	return h.take()[0]
+	return h.take()
 }
 
 // must is do for a command that succeeds.

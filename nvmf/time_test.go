@@ -264,12 +264,7 @@ func TestDataThatDoNotCome(t *testing.T) {
 
 // What waits for memory does not wait for a command whose store does not return it.
 func TestMemoryBehindOneThatHangs(t *testing.T) {
-	store := later(t)
-	x := newTarget(t, store, false)
-	p := x.party(1, 1)
-	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
-	written := p.io.start(rw(nvme.Write, 8), 4096, fill(4096, 1), false)
-	gate.Await(1)
+	x, p, gate, written := withHungWrite(t, false)
 	var others []*mem.Lease // which are other connections'
 	for range 3 {
 		others = append(others, x.pool.Lease(mem.MaxLease))
@@ -278,25 +273,19 @@ func TestMemoryBehindOneThatHangs(t *testing.T) {
 	if a := p.io.take(); len(a) != 0 {
 		t.Errorf("with %d bytes free: %v", x.pool.Free(), a)
 	}
-	for len(p.io.heard) > 0 {
-		<-p.io.heard
-	}
-	for _, l := range others {
-		l.Release()
-	}
-	x.pass(1)
-	p.io.q.Lock()
-	waits := len(p.io.q.hungry)
-	p.io.q.Unlock()
-	if waits != 0 {
-		t.Errorf("a second after others have given memory back %d commands wait for it", waits)
-	}
-	gate.Release()
-	<-p.io.heard
-	<-p.io.heard
-	p.io.q.Lock()
-	a := p.io.take()
-	p.io.q.Unlock()
+	a := p.io.answersAfter(2, func() {
+		for _, l := range others {
+			l.Release()
+		}
+		x.pass(1)
+		p.io.q.Lock()
+		waits := len(p.io.q.hungry)
+		p.io.q.Unlock()
+		if waits != 0 {
+			t.Errorf("a second after others have given memory back %d commands wait for it", waits)
+		}
+		gate.Release()
+	})
 	if len(a) != 2 || a[0].CID != got && a[1].CID != got || a[0].CID != written && a[1].CID != written {
 		t.Errorf("in the end: %v", a)
 	}

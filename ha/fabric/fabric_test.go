@@ -252,10 +252,9 @@ func raw(t *testing.T, i Invitation) net.Conn {
 	return c
 }
 
-// TestCutInTheMiddle: a node stops in the middle of a Write, and is cut. When Cut returns the memory is this node's: what comes of the
-// Write after that is not placed.
-func TestCutInTheMiddle(t *testing.T) {
-	a := overIWARP(t)
+// withRaw makes a link between a node and a raw one, to which the arena is granted.
+func withRaw(t *testing.T, a *node) (*Link, net.Conn) {
+	t.Helper()
 	o, i := a.Offer(a.Arena)
 	var x *Link
 	var wg sync.WaitGroup
@@ -263,6 +262,14 @@ func TestCutInTheMiddle(t *testing.T) {
 	c := raw(t, i)
 	wg.Wait()
 	check(t, a.Grant(x, 7))
+	return x, c
+}
+
+// TestCutInTheMiddle: a node stops in the middle of a Write, and is cut. When Cut returns the memory is this node's: what comes of the
+// Write after that is not placed.
+func TestCutInTheMiddle(t *testing.T) {
+	a := overIWARP(t)
+	x, c := withRaw(t, a)
 	const n = 48 << 10
 	fpdu := ddp.AppendTagged(nil, ddp.Tagged{Control: new(ddp.Format).Control(ddp.Write, true), STag: uint32(a.name.stag(7)), TO: Base, Payload: n})
 	fpdu = ddp.AppendFPDUTrailer(append(fpdu, bytes.Repeat([]byte{1}, n)...), 0)
@@ -296,13 +303,7 @@ func TestCutAfterOffence(t *testing.T) {
 	d, err := iwarp.Open(iwarp.Config{LingerTime: time.Hour, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	check(t, err)
 	a := newNode(t, d, "127.0.0.1:0")
-	o, i := a.Offer(a.Arena)
-	var x *Link
-	var wg sync.WaitGroup
-	wg.Go(func() { x, _ = o.Accept(context.Background()) })
-	c := raw(t, i)
-	wg.Wait()
-	check(t, a.Grant(x, 7))
+	x, c := withRaw(t, a)
 	var b []byte
 	for msn := range uint32(reads) {
 		b = append(b, ddp.AppendFPDUTrailer(ddp.AppendReadRequest(nil, msn+1, ddp.RDMARead{Size: arenaLen, SrcSTag: uint32(a.name.stag(7)), SrcTO: Base}), 0)...)
