@@ -239,7 +239,7 @@ func (m *member) status() *mgmt.Cluster {
 	for _, n := range s.Members {
 		row := mgmt.Member{
 			Name: n.Name, Number: n.Number, Address: (*m.at.Load())[n.Name], Witness: n.Witness,
-			Votes: slices.Contains(s.Voters, n.Number) || slices.Contains(s.Former, n.Number),
+			Votes: slices.Contains(s.Former, n.Number) || slices.Contains(s.Voters, n.Number) && (!s.Settling || n.Number == s.Leader),
 			Leads: n.Number == s.Leader, Up: slices.Contains(s.Heard, n.Number), Leaving: n.Leaving != quorum.Stays,
 			Drained: slices.Contains(drained, n.Name),
 		}

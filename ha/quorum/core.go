@@ -38,6 +38,8 @@ type Core struct {
 	reads      map[uint64]*readWait // by number
 	lastRead   uint64
 	changingAt uint64 // tick at which a change of the members was proposed
+	settled    bool   // this node knows that a majority knows of the last change of the voters
+	settling   uint64 // term in which this node has proposed an empty entry to find out; 0: it has not since that change
 	orphan     orphan
 	askedAt    uint64 // tick at which this node has asked for the lead
 
@@ -330,6 +332,7 @@ func (c *Core) restore(s *raftpb.Snapshot, out *Output) error {
 	out.Changed = append(out.Changed, state.changes(c.state)...)
 	out.Members = true
 	c.state, c.conf, c.applied = state, s.GetMetadata().GetConfState(), s.GetMetadata().GetIndex()
+	c.settled, c.settling = false, 0
 	// Among what was jumped over may be changes of this node: sent again they would conflict with themselves.
 	for _, n := range slices.Sorted(maps.Keys(c.waits)) {
 		if c.waits[n].op != opAlive { // which is sent until it has succeeded: a life is registered once, however often that is asked for
@@ -353,10 +356,13 @@ func (c *Core) applyEntry(e *raftpb.Entry, out *Output) {
 			panic(err) // what was committed was proposed by a member
 		}
 		c.conf = c.raw.ApplyConfChange(cc)
+		c.settled, c.settling = false, 0
 		out.Members = true
 	case raftpb.EntryNormal:
 		if len(e.GetData()) > 0 {
 			c.applyCommand(e.GetData(), out)
+		} else if e.GetTerm() == c.settling {
+			c.settled = true
 		}
 	}
 }
@@ -426,6 +432,7 @@ func (c *Core) changeMembers() {
 	})
 	level[c.log.id.Number] = true
 	voters, learners := wantedMembers(c.state.members, c.conf.GetVoters(), level)
+	c.settle(s.GetTerm())
 	if cc := confChange(c.conf, voters, learners); cc != nil {
 		c.changingAt = c.ticks
 		_ = c.raw.ProposeConfChange(cc)
@@ -520,6 +527,25 @@ func confChange(conf *raftpb.ConfState, voters, learners []uint64) *raftpb.ConfC
 // a majority of both is needed.
 func (c *Core) Voters() (voters, former []uint64) {
 	return slices.Clone(c.conf.GetVoters()), slices.Clone(c.conf.GetVotersOutgoing())
+}
+
+// settle has this leader propose an empty entry behind the last change of the voters, once in its term. Members hear with later entries what is
+// committed, and go by a change of the voters when they know that it is: if the leader is lost before that nobody votes who did not vote
+// already. Who has the empty entry knows of the change, so a majority does when that is committed.
+func (c *Core) settle(term uint64) {
+	// The first entry of a leader is empty, too, and tells nobody of what is committed with it.
+	if last, err := c.log.store.Term(c.applied); err != nil || last != term || c.settled || c.settling == term {
+		return
+	}
+	if c.raw.Propose(nil) == nil {
+		c.settling = term
+	}
+}
+
+// Settling says whether this node leads, and the others may not be able to do without it yet, however many there are: a change of the voters is under
+// way, or a majority may not know of the last one.
+func (c *Core) Settling() bool {
+	return c.raw.BasicStatus().RaftState == raft.StateLeader && (!c.settled || len(c.conf.GetVotersOutgoing()) > 0)
 }
 
 // initial is the state of a new cluster of one member, and with these hashes of tokens.

@@ -554,8 +554,10 @@ type Status struct {
 	Members []Member
 	Voters  []uint64
 	Former  []uint64 // voters whose majority is needed as well, while a change of the voters is under way
-	Heard   []uint64 // members that are connected, and this node
-	Trouble error    // why this node takes no part
+	// Settling says that this node leads, and that new voters may not know yet that they vote: if the leader is lost now the others may have to wait for it.
+	Settling bool
+	Heard    []uint64 // members that are connected, and this node
+	Trouble  error    // why this node takes no part
 
 	// Infos are what nodes say of themselves, by name, as far as this one knows.
 	Infos map[string]*NodeInfo
@@ -584,6 +586,7 @@ func (n *Node) status() Status {
 	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: cmp.Or(n.trouble, n.hangs())}
 	s.Leader, s.Term = n.core.Leader()
 	s.Voters, s.Former = n.core.Voters()
+	s.Settling = n.core.Settling()
 	s.Infos, s.Broken = map[string]*NodeInfo{}, map[uint64]string{}
 	for number, p := range n.peers {
 		if why := p.reason(); why != "" {

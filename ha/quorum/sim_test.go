@@ -946,3 +946,39 @@ func TestRepeat(t *testing.T) {
 		t.Errorf("seed 1 gives %x and %x, seed 2 gives %x", a.trace, b.trace, c.trace)
 	}
 }
+
+// TestLeaderLostAtOnce: three vote, and the leader does not come back. As soon as it has known that the others can do without it, they can.
+func TestLeaderLostAtOnce(t *testing.T) {
+	first := number("ONESHOT_SEED", 1)
+	for seed := first; seed < first+uint64(rounds.Of(30, 10)); seed++ {
+		cryptotest.SetGlobalRandom(t, seed)
+		w := newWorld(seed, nil)
+		w.setUp()
+		w.quiet = true
+		var leader *simNode
+		found := w.run(10*time.Second, func() bool {
+			for _, n := range w.nodes {
+				if n.core == nil {
+					continue
+				}
+				number, _ := n.core.Leader()
+				if voters, _ := n.core.Voters(); len(voters) == 3 && number == n.number && !n.core.Settling() {
+					leader = n
+				}
+			}
+			return leader != nil
+		})
+		if !found {
+			t.Fatalf("ONESHOT_SEED=%d: no leader is sure that three vote: %s", seed, w.bad)
+		}
+		leader.outdated = true // nobody asks it any more
+		for _, n := range w.nodes {
+			w.cut[[2]uint64{leader.place, n.place}] = true
+		}
+		leader.kill()
+		puts := w.puts
+		if !w.run(w.now+15*time.Second, func() bool { return w.puts > puts+20 }) {
+			t.Fatalf("ONESHOT_SEED=%d: without %s, which is lost, %d changes have succeeded in 15 s: %s", seed, leader.name, w.puts-puts, w.bad)
+		}
+	}
+}
