@@ -247,7 +247,7 @@ func (f *Force) Do(ctx context.Context) ([]quorum.Token, error) {
 	records := []*quorum.Record{f.next(formerKey, past.encode(f.log.Members()))}
 	for i := range f.Mirrors {
 		m := &f.Mirrors[i]
-		key := quorum.Key{Kind: quorum.KindSet, Name: setOf(m.Name, m.store)}
+		key := quorum.Key{Kind: quorum.KindSet, Name: m.store.SetName(m.Name)}
 		switch {
 		case !m.HasCopy:
 			records = append(records, f.gone(quorum.Key{Kind: quorum.KindStore, Name: m.Name}))
@@ -356,7 +356,7 @@ func (f *Force) doMirror(ctx context.Context) error {
 	}
 	return f.inCluster(ctx, func(ctx context.Context, n *quorum.Node) error {
 		next := m.next(f.Node)
-		_, err := n.Put(ctx, quorum.Key{Kind: quorum.KindSet, Name: setOf(m.Name, m.store)}, next.View.Version-1, next.Encode())
+		_, err := n.Put(ctx, quorum.Key{Kind: quorum.KindSet, Name: m.store.SetName(m.Name)}, next.View.Version-1, next.Encode())
 		if errors.Is(err, quorum.ErrConflict) {
 			return fmt.Errorf("the mirror %s has changed since this was asked: begin again", m.Name)
 		}

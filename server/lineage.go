@@ -133,7 +133,7 @@ func (m *member) lineageOf(name string, dir *quorum.Dir, record *quorum.Store, c
 	if err != nil {
 		return 0, err
 	}
-	key := quorum.Key{Kind: quorum.KindSet, Name: setOf(name, record)}
+	key := quorum.Key{Kind: quorum.KindSet, Name: record.SetName(name)}
 	var r *quorum.Record
 	if isOrdered {
 		ctx, cancel := context.WithTimeout(context.Background(), firstRecord)

@@ -79,7 +79,7 @@ func knownOf(stores, sets []*quorum.Record) (all []known) {
 	}
 	for _, r := range stores {
 		if s, err := quorum.DecodeStore(r.Value); err == nil {
-			k := known{Store: s, name: r.Name, set: views[setOf(r.Name, s)]}
+			k := known{Store: s, name: r.Name, set: views[s.SetName(r.Name)]}
 			if k.set != nil {
 				k.view = k.set.View
 			}
@@ -291,7 +291,7 @@ func (m *member) learnLineage(r *quorum.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for s := range m.open {
-		if setOf(s.name, s.record) == r.Name {
+		if s.record.SetName(s.name) == r.Name {
 			s.isOf(set)
 		}
 	}

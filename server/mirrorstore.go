@@ -157,7 +157,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	isNew := errors.Is(err, fs.ErrNotExist)
 	core, err := mirror.Open(mirror.Options{
 		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Found: self == 1 && isNew, Copy: store, FS: dir,
-		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record), lineage),
+		Views:    mirror.ConsensusOn(m.node, record.SetName(c.Name), lineage),
 		Listener: listener, Fabric: m.fabric,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
 			return m.node.Dial(ctx, record.Copies[to-1], stream)
@@ -187,9 +187,6 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	}
 	return s, nil
 }
-
-// setOf is the name of the set of a mirror, by which its views and its reservations are kept.
-func setOf(name string, r *quorum.Store) string { return fmt.Sprintf("%s %x", name, r.UUID) }
 
 // Close ends the life of the copy. Another node takes over at once, if one can.
 func (s *mirrored) Close() error {
@@ -221,7 +218,7 @@ func (s *mirrored) nodeName(id replica.ID) string {
 // serve says in the volume's table which node serves the volume, from now on and whenever that changes, until Close; and
 // joins the table with those of the other nodes.
 func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
-	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: setOf(s.name, s.record), Node: s.node, Term: s.Term, Prove: s.prove, Log: log})
+	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: s.record.SetName(s.name), Node: s.node, Term: s.Term, Prove: s.prove, Log: log})
 	told := s.State()
 	s.telling.Lock()
 	s.table = t
@@ -411,7 +408,7 @@ func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
 	if r != nil && !r.Deleted {
 		if now, err := quorum.DecodeStore(r.Value); err == nil && now.UUID == s.record.UUID {
 			s.enlarge(now)
-			r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindSet, Name: setOf(s.name, s.record)})
+			r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindSet, Name: s.record.SetName(s.name)})
 			if err != nil {
 				return
 			}

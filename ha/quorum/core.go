@@ -42,6 +42,10 @@ type Core struct {
 	settling   uint64 // term in which this node has proposed an empty entry to find out; 0: it has not since that change
 	orphan     orphan
 	askedAt    uint64 // tick at which this node has asked for the lead
+	reports    map[uint64]*reported
+	saves      recent
+	near       bool // this node is near the others
+	place      place
 
 	refused error // others do not take this node any more
 
@@ -79,7 +83,7 @@ type Message struct {
 
 // Start begins with what the log holds.
 func Start(l *Log, logger *slog.Logger) (*Core, error) {
-	c := &Core{log: l, waits: map[uint64]*command{}, sentAt: map[uint64]uint64{}, reads: map[uint64]*readWait{}, state: &State{records: map[Key]*Record{}}}
+	c := &Core{log: l, waits: map[uint64]*command{}, sentAt: map[uint64]uint64{}, reads: map[uint64]*readWait{}, reports: map[uint64]*reported{}, state: &State{records: map[Key]*Record{}}}
 	snapshot, err := l.store.Snapshot()
 	if err != nil {
 		return nil, err
@@ -160,6 +164,8 @@ func (c *Core) Tick() {
 	c.changeMembers()
 	c.giveWay()
 	c.adopt()
+	c.lookAtPlace()
+	c.seekPlace()
 }
 
 // Receive takes a message of a member that was admitted.

@@ -63,7 +63,9 @@ type Node struct {
 	follows  []*Follower
 	streams  map[*Stream]bool
 	awaits   map[*await]bool
-	trouble  error // why it takes no part
+	clock    uint64    // of beats, at ...
+	began    time.Time // ... this time
+	trouble  error     // why it takes no part
 }
 
 // random draws nonces and salts.
@@ -124,6 +126,7 @@ func Open(o Options) (*Node, error) {
 	n := &Node{
 		opts: o, calls: make(chan func(), 64), looks: make(chan func()), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
 		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{}, streams: map[*Stream]bool{},
+		clock: random() >> 1, began: time.Now(), // so that nobody takes a beat of another life for one of this
 	}
 	core.onDisk = n.onDisk
 	if n.tls, err = newAcceptor(n, &l.id); err != nil {
@@ -197,7 +200,7 @@ const hangsAfter = time.Second
 // onDisk has another goroutine do f, which waits for the disk and touches nothing but the log, and meanwhile lets others look at the node. A disk
 // that hangs keeps it from everything else.
 func (n *Node) onDisk(f func() error) error {
-	began, done := time.Now(), make(chan error, 1)
+	began, done, before := time.Now(), make(chan error, 1), n.core.log.number
 	n.saving.Store(&began)
 	defer n.saving.Store(nil)
 	n.wg.Go(func() { done <- f() })
@@ -206,6 +209,9 @@ func (n *Node) onDisk(f func() error) error {
 	for isLate := false; ; {
 		select {
 		case err := <-done:
+			if n.core.log.number != before {
+				n.core.Saved(time.Since(began))
+			}
 			if isLate {
 				n.opts.Log.Info("the disk of the consensus log answers again", "after", time.Since(began))
 			}

@@ -387,6 +387,22 @@ func TestLeaderKilled(t *testing.T) {
 	s.start(leader).put("x", 0, "one")
 }
 
+// TestWitnessLeads: the witness takes the lead; while it is away another one does, and then it does again. How long a sync or a round trip takes here
+// nobody knows, so changes go on until both were short for a while.
+func TestWitnessLeads(t *testing.T) {
+	s := newSite(t)
+	version := uint64(0)
+	for range 2 {
+		for s.nodes["a"].await(condition{}).Leader != 3 {
+			s.nodes["b"].put("x", version, "one")
+			version++
+		}
+		s.nodes["w"].kill()
+		s.nodes["a"].await(condition{Leader: 3})
+		s.start("w")
+	}
+}
+
 // TestLostDirectory: a node whose directory is lost is nobody, and is replaced; when the lost one is found again it is
 // refused.
 func TestLostDirectory(t *testing.T) {

@@ -38,6 +38,8 @@ type world struct {
 	nodes   []*simNode
 	cut     map[[2]uint64]bool
 	cluster uint64
+	witness string // its name
+	idle    bool   // clients take their time
 	clients []*simClient
 	values  uint64
 
@@ -49,8 +51,8 @@ type world struct {
 }
 
 type simStats struct {
-	puts, conflicts, reads, elections, cuts, kills, torn, fulls, refusals, joins, snapshots int
-	trace                                                                                   uint64
+	puts, conflicts, reads, elections, cuts, kills, torn, fulls, refusals, joins, snapshots, moves int
+	trace                                                                                          uint64
 }
 
 type simNode struct {
@@ -71,6 +73,8 @@ type simNode struct {
 	leads    uint64
 	outdated bool // it has to be refused
 	watch    map[string]uint64
+	far      time.Duration // is added to its round trips, as they are measured
+	moved    uint64        // as place.moved
 }
 
 type simEvent struct {
@@ -128,7 +132,7 @@ func newWorld(seed uint64, log io.Writer) *world {
 		r: rand.New(rand.NewPCG(seed, 0)), log: log, cut: map[[2]uint64]bool{}, states: map[uint64]uint64{},
 		floor: map[string]uint64{}, written: map[string]map[uint64]string{},
 	}
-	w.cluster = w.r.Uint64()
+	w.cluster, w.witness = w.r.Uint64(), "c"
 	return w
 }
 
@@ -254,6 +258,9 @@ func (n *simNode) tick(life uint64) {
 		return
 	}
 	n.do(func() { n.core.Tick() })
+	if n.core != nil && n.core.ticks%reportTicks == 0 {
+		n.report()
+	}
 	n.w.after(time.Duration(float64(simTick)*n.rate), func() { n.tick(life) })
 }
 
@@ -284,6 +291,7 @@ func (n *simNode) do(f func()) {
 		if n.sick {
 			n.busy += w.between(0, 700*time.Millisecond)
 		}
+		n.core.Saved(n.busy - w.now)
 	}
 	n.look(&out)
 	w.after(n.busy-w.now, func() {
@@ -293,6 +301,22 @@ func (n *simNode) do(f func()) {
 	})
 }
 
+// report tells the others of this node.
+func (n *simNode) report() {
+	w, r := n.w, n.core.Report()
+	for _, o := range w.nodes {
+		if o.core == nil || !n.connected(o) {
+			continue
+		}
+		life := o.life
+		w.after(time.Millisecond, func() {
+			if o.core != nil && o.life == life && n.reaches(o) {
+				o.do(func() { o.core.Reported(n.number, r, time.Millisecond+n.far+o.far) })
+			}
+		})
+	}
+}
+
 // look checks what was done.
 func (n *simNode) look(out *Output) {
 	w := n.w
@@ -300,6 +324,12 @@ func (n *simNode) look(out *Output) {
 		n.leads = term
 		w.elections++
 		w.logf("%s leads term %d", n.name, term)
+	}
+	if n.moved != n.core.place.moved {
+		if n.moved = n.core.place.moved; n.moved != 0 {
+			w.moves++
+			w.logf("%s hands the lead to a better place", n.name)
+		}
 	}
 	h := fnv.New64a()
 	h.Write(n.core.state.encode())
@@ -459,6 +489,10 @@ type simClient struct {
 }
 
 func (c *simClient) think() {
+	if c.w.idle {
+		c.w.after(5*time.Second, c.act)
+		return
+	}
 	c.w.after(c.w.between(5*time.Millisecond, 150*time.Millisecond), c.act)
 }
 
@@ -620,7 +654,7 @@ func (w *world) invite(name string, then func(*simNode)) {
 // join makes a member of a new machine.
 func (w *world) join(name string, token []byte, then func(*simNode)) {
 	n := w.host(name, 0, newDisk())
-	w.ask("join "+name, func(c *Core) (uint64, error) { return c.Join(name, false, keyOf(n), token) }, func(r Result) {
+	w.ask("join "+name, func(c *Core) (uint64, error) { return c.Join(name, name == w.witness, keyOf(n), token) }, func(r Result) {
 		if r.Err != nil {
 			w.fail("administrator", "join %s: %v", name, r.Err)
 			return
@@ -920,7 +954,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Logf("%d runs of each kind: %+v", n, all)
-	if n >= 10 && (all.puts == 0 || all.conflicts == 0 || all.reads == 0 || all.elections < 5 || all.torn == 0 || all.fulls == 0 || all.refusals == 0 || all.joins == 0 || all.snapshots == 0) {
+	if n >= 10 && (all.puts == 0 || all.conflicts == 0 || all.reads == 0 || all.elections < 5 || all.torn == 0 || all.fulls == 0 || all.refusals == 0 || all.joins == 0 || all.snapshots == 0 || all.moves == 0) {
 		t.Errorf("the runs did not meet what they are for: %+v", all)
 	}
 }
@@ -937,6 +971,7 @@ func (s *simStats) add(o *simStats) {
 	s.refusals += o.refusals
 	s.joins += o.joins
 	s.snapshots += o.snapshots
+	s.moves += o.moves
 }
 
 // TestRepeat: the same number is the same run.

@@ -17,6 +17,9 @@ type Store struct {
 	Copies []string // nodes: the place, from 1, is the replica.ID of a node. The mirror begins with the copy of the first
 }
 
+// SetName is the name of the set of a mirror, by which its views and its reservations are kept.
+func (s *Store) SetName(mirror string) string { return fmt.Sprintf("%s %x", mirror, s.UUID) }
+
 // Encode returns the value of the record.
 func (s *Store) Encode() []byte {
 	format := byte(1)

@@ -45,6 +45,8 @@ type peer struct {
 	bytes  int      // of queue; guarded by mu
 	linked bool     // guarded by mu
 	why    string   // there is no connection; guarded by mu
+	echo   uint64   // Sent of the newest beat of the member; guarded by mu
+	echoAt uint64   // when it came, by the clock of beats; guarded by mu
 	wake   chan struct{}
 	again  chan struct{} // a token: there is reason to dial now
 }
@@ -219,7 +221,7 @@ func (p *peer) admit(h Hello, before Seen) error {
 	return refused
 }
 
-// pump writes what is queued, and now and then that there is nothing.
+// pump writes what is queued, and beats.
 func (p *peer) pump(conn net.Conn) error {
 	gone := make(chan error, 1)
 	p.n.wg.Go(func() { // nothing more comes, but the end
@@ -229,7 +231,7 @@ func (p *peer) pump(conn net.Conn) error {
 		}
 		gone <- err
 	})
-	idle := time.NewTicker(5 * p.n.opts.Tick)
+	idle := time.NewTicker(reportTicks * p.n.opts.Tick)
 	defer idle.Stop()
 	for {
 		var out [][]byte
@@ -241,7 +243,7 @@ func (p *peer) pump(conn net.Conn) error {
 		case <-p.wake:
 			out = p.take()
 		case <-idle.C:
-			out = [][]byte{frame(frameIdle, nil)}
+			out = [][]byte{frame(frameIdle, p.beat())}
 		}
 		_ = conn.SetWriteDeadline(time.Now().Add(silence))
 		for _, b := range out {
@@ -250,6 +252,30 @@ func (p *peer) pump(conn net.Conn) error {
 			}
 		}
 	}
+}
+
+// now is the clock of beats.
+func (n *Node) now() uint64 { return n.clock + uint64(time.Since(n.began)) }
+
+// beat returns the payload of an idle frame.
+func (p *peer) beat() []byte {
+	var b beat
+	p.n.look(func() { b.Report = p.n.core.Report() })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b.Sent = p.n.now()
+	if b.Echo = p.echo; b.Echo != 0 {
+		b.Held = b.Sent - p.echoAt
+	}
+	return b.encode()
+}
+
+// beats takes a beat of the member, and returns the round trip that it shows, less than 0 if it shows none.
+func (p *peer) beats(b *beat) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.echo, p.echoAt = b.Sent, p.n.now()
+	return b.roundTrip(p.echoAt)
 }
 
 // incoming is a connection of a member that was admitted.
@@ -479,8 +505,13 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 			return err
 		}
 		var m Message
+		var said *beat
+		rtt := time.Duration(-1)
 		switch kind {
 		case frameIdle:
+			if said, err = decodeBeat(b); err == nil { // else it is of another version, and says nothing that this one knows
+				rtt = back.beats(said)
+			}
 		case frameMessage:
 			if m, err = decodeMessage(b, number); err != nil {
 				return err
@@ -490,7 +521,11 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 		}
 		if !n.do(func() {
 			in.heard = time.Now()
-			if m.Raft != nil && n.incoming[number] == in {
+			switch {
+			case n.incoming[number] != in:
+			case said != nil:
+				n.core.Reported(number, said.Report, rtt)
+			case m.Raft != nil:
 				n.core.Receive(m)
 			}
 		}) {

@@ -1,0 +1,152 @@
+package quorum
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Report is what a member tells the others of itself, without being asked, once in electionTicks. A member of a former version tells nothing.
+type Report struct {
+	Near  bool     // the others are near, and its disk is fast: a witness may lead
+	Heard []uint64 // members whose reports it has had lately, in the order of their numbers
+}
+
+const (
+	reportTicks = electionTicks     // between two reports
+	heardTicks  = 2 * electionTicks // after which a report counts no more
+	samples     = 16                // that are kept of a round trip, some 5 s; as many of saving
+)
+
+// What a good place for the lead has. Who has been one stays one up to twice as much.
+const (
+	nearRTT  = 2 * time.Millisecond
+	nearSync = 10 * time.Millisecond
+)
+
+// reported is what this node knows of another member by its reports.
+type reported struct {
+	Report
+	at   uint64 // tick of the last one
+	rtts recent
+}
+
+// recent are the newest durations of something.
+type recent struct {
+	d [samples]time.Duration
+	n int // that there were
+}
+
+func (r *recent) add(d time.Duration) {
+	r.d[r.n%samples] = d
+	r.n++
+}
+
+// sorted returns those that are kept, the shortest first.
+func (r *recent) sorted() []time.Duration {
+	d := slices.Clone(r.d[:min(r.n, samples)])
+	slices.Sort(d)
+	return d
+}
+
+// Report returns what this member tells the others.
+func (c *Core) Report() Report {
+	r := Report{Near: c.near}
+	for _, number := range slices.Sorted(maps.Keys(c.reports)) {
+		if c.hears(number) != nil {
+			r.Heard = append(r.Heard, number)
+		}
+	}
+	return r
+}
+
+// Reported takes the report of a member that was admitted, and the round trip of messages with it, less than 0 if that was not measured.
+func (c *Core) Reported(from uint64, r Report, rtt time.Duration) {
+	was := c.reports[from]
+	if was == nil {
+		was = &reported{}
+		c.reports[from] = was
+	}
+	was.Report, was.at = r, c.ticks
+	if rtt >= 0 {
+		was.rtts.add(rtt)
+	}
+}
+
+// Saved says how long it took to make a batch of the log durable.
+func (c *Core) Saved(took time.Duration) { c.saves.add(took) }
+
+// hears returns what a member has reported lately, nil if it has not.
+func (c *Core) hears(number uint64) *reported {
+	if r := c.reports[number]; r != nil && c.ticks-r.at <= heardTicks {
+		return r
+	}
+	return nil
+}
+
+// lookAtPlace finds out whether this node is near the others. The shortest round trip of those that are kept counts: a longer one has waited for a
+// processor, or behind other messages. Of syncs it is the one in the middle.
+func (c *Core) lookAtPlace() {
+	rtt, sync := nearRTT, nearSync
+	if c.near {
+		rtt, sync = 2*rtt, 2*sync
+	}
+	saves := c.saves.sorted()
+	near, others := len(saves) > 0 && saves[len(saves)/2] < sync, 0
+	for _, v := range c.conf.GetVoters() {
+		if r := c.hears(v); r != nil {
+			others++
+			rtts := r.rtts.sorted()
+			near = near && len(rtts) > 0 && rtts[0] < rtt
+		}
+	}
+	c.near = near && others > 0
+}
+
+// beat is the payload of an idle frame: a report, and what measures the round trip. Times are of the clock of who has made them, ns from a beginning
+// that nobody else knows.
+//
+//	a ── Sent 100 ──► b          b waits 30 ns, until its own beat is due
+//	  ◄── Echo 100, Held 30 ──   at 137: the round trip was 7 ns
+type beat struct {
+	Sent uint64
+	Echo uint64 // Sent of the newest beat that has come; 0: none has
+	Held uint64 // ns since it came
+	Report
+}
+
+func (b *beat) encode() []byte {
+	var flags uint8
+	if b.Near {
+		flags |= 1
+	}
+	p := append(appendU64([]byte{1}, b.Sent, b.Echo, b.Held), flags)
+	return appendU64(p, b.Heard...)
+}
+
+// decodeBeat reads the payload of an idle frame. That of a member of a former version has none.
+func decodeBeat(p []byte) (*beat, error) {
+	c := cursor{b: p}
+	if v := c.u8(); c.err == nil && v != 1 {
+		return nil, fmt.Errorf("a report has format %d, which this version does not know", v)
+	}
+	b := &beat{Sent: c.u64(), Echo: c.u64(), Held: c.u64()}
+	b.Near = c.u8()&1 != 0
+	for c.err == nil && len(c.b) > 0 {
+		b.Heard = append(b.Heard, c.u64())
+	}
+	if err := c.end(); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// roundTrip returns how long the beat that b answers and b itself were on their way, less than 0 if b answers none of this life. now is of the clock of
+// that beat.
+func (b *beat) roundTrip(now uint64) time.Duration {
+	if b.Echo == 0 || now-b.Echo > uint64(silence) || now-b.Echo < b.Held {
+		return -1
+	}
+	return time.Duration(now - b.Echo - b.Held)
+}
