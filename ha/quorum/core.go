@@ -44,7 +44,8 @@ type Core struct {
 	askedAt    uint64 // tick at which this node has asked for the lead
 	reports    map[uint64]*reported
 	saves      recent
-	near       bool // this node is near the others
+	near       bool   // this node is near the others
+	lameUntil  uint64 // tick
 	place      place
 
 	refused error // others do not take this node any more

@@ -13,6 +13,7 @@ const (
 	placeNear   = iota // a witness that is near: it serves nothing, and is restarted seldom
 	placeFree          // a node that is primary of no mirror
 	placeOther         // a primary; a witness that is far, and makes each change slow
+	placeLame          // its disk takes too long
 	placeUnfit         // drained, or no member any more
 	placeTicks  = 16   // between two looks
 	steadyTicks = 48   // for which another place has to be the best one
@@ -27,7 +28,7 @@ type place struct {
 }
 
 // seekPlace has a better place lead, if this node does, and nothing has changed for a while. It tries once in placeRest, so that no two can hand
-// the lead to and fro, whatever they believe.
+// the lead to and fro, whatever they believe. Who is lame waits for nothing.
 func (c *Core) seekPlace() {
 	if c.ticks%placeTicks != 0 {
 		return
@@ -37,7 +38,7 @@ func (c *Core) seekPlace() {
 	if best == 0 || best != p.best {
 		p.best, p.since = best, c.ticks
 	}
-	if best == 0 || c.ticks-p.since < steadyTicks || p.moved != 0 && c.ticks-p.moved < placeRest {
+	if best == 0 || !c.isLame() && (c.ticks-p.since < steadyTicks || p.moved != 0 && c.ticks-p.moved < placeRest) {
 		return
 	}
 	p.moved = c.ticks
@@ -50,7 +51,7 @@ func (c *Core) bestPlace() (best uint64) {
 	if c.raw.BasicStatus().RaftState != raft.StateLeader || len(c.conf.GetVotersOutgoing()) > 0 {
 		return 0
 	}
-	primaries, own := c.primaries(), Report{Near: c.near}
+	primaries, own := c.primaries(), c.Report()
 	kind := c.kindOfPlace(c.log.id.Number, &own, primaries)
 	if kind == placeUnfit {
 		return 0 // giveWay does it, wherever else it is
@@ -77,6 +78,8 @@ func (c *Core) kindOfPlace(number uint64, r *Report, primaries []string) int {
 	switch {
 	case m == nil || m.Leaving != Stays || c.isDrained(number):
 		return placeUnfit
+	case r.Lame:
+		return placeLame
 	case m.Witness && r.Near:
 		return placeNear
 	case m.Witness || slices.Contains(primaries, m.Name):

@@ -110,6 +110,45 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// TestLame: a leader whose disk has taken more than a second for a batch hands the lead over, though nobody has missed it. As long as that goes on it is not given
+// the lead again, wherever else the best place is.
+func TestLame(t *testing.T) {
+	cryptotest.SetGlobalRandom(t, 1)
+	w := newWorld(1, nil)
+	w.setUp()
+	w.quiet, w.idle = true, true
+	until := func(what string, holds func() bool) {
+		t.Helper()
+		if !w.run(w.now+5*time.Minute, holds) || w.bad != "" {
+			t.Fatalf("%s: %s", what, w.bad)
+		}
+	}
+	until("three vote", func() bool { return len(w.nodes) == 3 && w.level() })
+	i := slices.IndexFunc(w.nodes, func(n *simNode) bool { return n.name == "c" })
+	c := w.nodes[i]
+	until("the witness leads", func() bool { return w.led(nil) == c })
+	c.do(func() { c.core.Saved(lameSync) })
+	w.run(w.now+10*time.Second, nil)
+	if w.led(nil) != c {
+		t.Fatal("it does not lead, though a second is not too long")
+	}
+	c.do(func() { c.core.Saved(lameSync + 1) })
+	if !w.run(w.now+3*time.Second, func() bool { l := w.led(nil); return l != nil && l != c }) {
+		t.Fatal("it leads on, though its disk is slow")
+	}
+	until("it leads again", func() bool { return w.led(nil) == c })
+
+	c.lags, w.idle = 1200*time.Millisecond, false
+	until("another one leads", func() bool { l := w.led(nil); return l != nil && l != c })
+	n := w.elections
+	w.run(w.now+2*lameTicks*simTick, nil)
+	if w.elections != n || w.bad != "" {
+		t.Errorf("%d elections more, while its disk is slow: %s", w.elections-n, w.bad)
+	}
+	c.lags = 0
+	until("it leads again", func() bool { return w.led(nil) == c })
+}
+
 // TestPrimaryLost: over connections, a node leads that is primary of no mirror, and its death costs no election.
 func TestPrimaryLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -148,7 +187,7 @@ func TestPrimaryLost(t *testing.T) {
 // TestBeat: what a member says of itself comes over as it is; what another version says counts for nothing. A round trip is that of two beats of
 // one life.
 func TestBeat(t *testing.T) {
-	b := &beat{Sent: 1, Echo: 2, Held: 3, Report: Report{Near: true, Heard: []uint64{1, 9}}}
+	b := &beat{Sent: 1, Echo: 2, Held: 3, Report: Report{Near: true, Lame: true, Heard: []uint64{1, 9}}}
 	if got, err := decodeBeat(b.encode()); err != nil || !reflect.DeepEqual(got, b) {
 		t.Errorf("%+v: %v", got, err)
 	}

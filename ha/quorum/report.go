@@ -10,6 +10,7 @@ import (
 // Report is what a member tells the others of itself, without being asked, once in electionTicks. A member of a former version tells nothing.
 type Report struct {
 	Near  bool     // the others are near, and its disk is fast: a witness may lead
+	Lame  bool     // its disk has taken too long lately: it is not to lead
 	Heard []uint64 // members whose reports it has had lately, in the order of their numbers
 }
 
@@ -23,6 +24,12 @@ const (
 const (
 	nearRTT  = 2 * time.Millisecond
 	nearSync = 10 * time.Millisecond
+)
+
+// Who takes longer than lameSync for a batch of its log is lame, and is so until no batch has for lameTicks.
+const (
+	lameSync  = time.Second
+	lameTicks = placeRest
 )
 
 // reported is what this node knows of another member by its reports.
@@ -52,7 +59,7 @@ func (r *recent) sorted() []time.Duration {
 
 // Report returns what this member tells the others.
 func (c *Core) Report() Report {
-	r := Report{Near: c.near}
+	r := Report{Near: c.near, Lame: c.isLame()}
 	for _, number := range slices.Sorted(maps.Keys(c.reports)) {
 		if c.hears(number) != nil {
 			r.Heard = append(r.Heard, number)
@@ -75,7 +82,15 @@ func (c *Core) Reported(from uint64, r Report, rtt time.Duration) {
 }
 
 // Saved says how long it took to make a batch of the log durable.
-func (c *Core) Saved(took time.Duration) { c.saves.add(took) }
+func (c *Core) Saved(took time.Duration) {
+	c.saves.add(took)
+	if took > lameSync {
+		c.lameUntil = c.ticks + lameTicks
+	}
+}
+
+// isLame says whether the disk of this node has taken so long lately that it should not lead: each change would wait for it.
+func (c *Core) isLame() bool { return c.ticks < c.lameUntil }
 
 // hears returns what a member has reported lately, nil if it has not.
 func (c *Core) hears(number uint64) *reported {
@@ -121,6 +136,9 @@ func (b *beat) encode() []byte {
 	if b.Near {
 		flags |= 1
 	}
+	if b.Lame {
+		flags |= 2
+	}
 	p := append(appendU64([]byte{1}, b.Sent, b.Echo, b.Held), flags)
 	return appendU64(p, b.Heard...)
 }
@@ -132,7 +150,8 @@ func decodeBeat(p []byte) (*beat, error) {
 		return nil, fmt.Errorf("a report has format %d, which this version does not know", v)
 	}
 	b := &beat{Sent: c.u64(), Echo: c.u64(), Held: c.u64()}
-	b.Near = c.u8()&1 != 0
+	flags := c.u8()
+	b.Near, b.Lame = flags&1 != 0, flags&2 != 0
 	for c.err == nil && len(c.b) > 0 {
 		b.Heard = append(b.Heard, c.u64())
 	}

@@ -73,6 +73,7 @@ type simNode struct {
 	leads    uint64
 	outdated bool // it has to be refused
 	watch    map[string]uint64
+	lags     time.Duration // is added to what its disk takes
 	far      time.Duration // is added to its round trips, as they are measured
 	moved    uint64        // as place.moved
 }
@@ -287,7 +288,7 @@ func (n *simNode) do(f func()) {
 		return
 	}
 	if n.disk.count != before {
-		n.busy = w.now + w.between(time.Millisecond, 5*time.Millisecond)
+		n.busy = w.now + w.between(time.Millisecond, 5*time.Millisecond) + n.lags
 		if n.sick {
 			n.busy += w.between(0, 700*time.Millisecond)
 		}

@@ -260,7 +260,10 @@ func (n *Node) now() uint64 { return n.clock + uint64(time.Since(n.began)) }
 // beat returns the payload of an idle frame.
 func (p *peer) beat() []byte {
 	var b beat
-	p.n.look(func() { b.Report = p.n.core.Report() })
+	p.n.look(func() {
+		b.Report = p.n.core.Report()
+		b.Lame = b.Lame || p.n.hangs() != nil
+	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b.Sent = p.n.now()
