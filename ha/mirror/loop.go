@@ -307,6 +307,8 @@ func (m *Mirror) happened(e replica.Event) {
 		m.enter(e.View)
 	case replica.Drained:
 		m.drained = e.Nodes
+	case replica.Pace:
+		m.pace = e
 	}
 	m.step(e)
 }

@@ -47,6 +47,8 @@ type Options struct {
 	Resized func()
 	// Hold is how long an operation may wait for other nodes; 0: 20 s, for hosts give up after 30 s.
 	Hold time.Duration
+	// Pace is how fast copies are brought level, and compared; see SetPace.
+	Pace replica.Pace
 
 	Tune  func(c *replica.Config) // changes what Usual has chosen; nil: nothing
 	Clock func() time.Duration    // does not stand still, or Confirm is set; nil: CLOCK_BOOTTIME
@@ -154,6 +156,7 @@ type Mirror struct {
 	verified   *Verification                  // the last one
 	switches   map[uint64]chan replica.Status // orders to hand over
 	drained    replica.Nodes
+	pace       replica.Pace
 	office     office
 	copied     int64 // bytes that were sent to copies that are brought level
 	lost       int64 // bytes that they go without
@@ -214,7 +217,7 @@ func Open(o Options) (*Mirror, error) {
 		return nil, fmt.Errorf("mirror %s: node %d has no copy", o.Name, o.Node)
 	}
 	m := &Mirror{
-		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), reached: o.Size, wanted: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
+		opts: o, pace: o.Pace, clock: newClock(o.Clock), cfg: Usual(o.Size), reached: o.Size, wanted: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
 		pulls: map[uint64]pulling{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
 	m.limit.Store(o.Size)
@@ -314,6 +317,7 @@ func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	saved.Unknown = saved.Unknown || meta.isOther()
 	m.meta, m.core = meta, replica.New(cfg, m.clock.exact(), memory, saved)
 	m.core.Blocks(int64(m.info.BlockSize))
+	m.tell(m.pace)
 	if n := m.core.Missing(); n > 0 {
 		m.opts.Log.Warn("the copy of this node goes without what no copy could read when it was brought level: reads there fail until it is written, unless another copy has it", "bytes", n)
 	}

@@ -165,6 +165,7 @@ type lab struct {
 	nodes    []*node
 	tune     func(*replica.Config)             // what else than tuned a test wants; nil: nothing
 	room     func(*node) int64                 // of a node's copy for the mirror, bytes; nil: all of its disk
+	pace     replica.Pace                      // of lives that begin
 	resized  func(*node)                       // hosts of a node see another size
 	allFound bool                              // all nodes would begin the mirror
 	accepted func(net.Conn) net.Conn           // wraps the other end of a connection in memory; nil: it is as it is
@@ -326,6 +327,7 @@ func (n *node) open() (*Mirror, error) {
 	if l.wrap != nil {
 		o.Copy = l.wrap(n.disk)
 	}
+	o.Pace = l.pace
 	if l.room != nil {
 		o.Size, o.Began = l.room(n), testSize/2
 		o.Resized = func() { l.resized(n) }

@@ -19,6 +19,8 @@ type Status struct {
 	Copied    int64             // bytes that this node has sent to copies that are brought level, in this life
 	Missing   int64             // bytes of this node's copy that no copy could read when it was brought level, and that were not written since
 	Lost      int64             // bytes that copies go without for that reason, which this node has brought level in this life
+	Pace      replica.Pace      // of copies that are brought level, and compared
+	Yields    bool              // of a primary: it gives way to hosts now
 	Takeovers uint64            // how often this node became the primary, in this life
 	Takeover  Takeover          // the last one
 }
@@ -41,6 +43,7 @@ func (m *Mirror) Status() (s Status, ok bool) {
 		}
 		s.State = m.core.State()
 		s.Missing = m.core.Missing()
+		s.Pace, s.Yields = m.core.Paced()
 		suspects := m.core.Suspects()
 		s.Suspect = int64(suspects.Len()) * m.cfg.Granule
 		for id := range m.cfg.Copies.All() {

@@ -119,6 +119,9 @@ func (m *Mirror) StopVerify() {
 	}})
 }
 
+// SetPace says how fast copies are brought level and compared from now on, while this node is the primary.
+func (m *Mirror) SetPace(p replica.Pace) { m.push(item{event: p}) }
+
 // Verification returns the comparison under way, or the last one of this node's life; nil: there was none.
 func (m *Mirror) Verification() (v *Verification) {
 	done := make(chan struct{})

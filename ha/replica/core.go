@@ -38,6 +38,7 @@ type Core struct {
 	missing
 	kept
 	host
+	pace
 	switching
 
 	// As a follower, and as a candidate that fetches.
@@ -249,6 +250,8 @@ func (c *Core) Tell(now time.Duration, e Event) {
 		c.order(e)
 	case Drained:
 		c.drain(e.Nodes)
+	case Pace:
+		c.pace.Pace, c.pace.next = e, c.now
 	default:
 		c.request(e)
 	}
@@ -271,6 +274,7 @@ func (c *Core) settle() {
 		c.reshape()
 		c.hand()
 		c.sequence()
+		c.watchHosts()
 		c.verifyOn()
 		c.mendOn()
 		c.copyOn()
@@ -280,6 +284,7 @@ func (c *Core) settle() {
 		c.flush()
 		c.beatOn()
 		c.prove()
+		c.watchHosts()
 		c.free()
 		c.post()
 	case Candidate:

@@ -63,7 +63,7 @@ func (c *Core) begin(w work) uint64 { return c.works.add(w, w.kind != workPull, 
 // is one.
 func (c *Core) IsIdle() bool {
 	waiting := len(c.hungry) + len(c.ops) + len(c.swaps) + len(c.reads) + len(c.jobs) + len(c.flushes) + len(c.growing)
-	return waiting == 0 && c.verify == nil && !c.sealing && !c.blocked && c.syncTo <= c.synced && (c.role == Primary || c.role == Follower)
+	return waiting == 0 && c.verify == nil && !c.brings() && !c.sealing && !c.blocked && c.syncTo <= c.synced && (c.role == Primary || c.role == Follower)
 }
 
 // isHung says whether the disk has not done a work for too long.

@@ -9,7 +9,7 @@ func (c *Core) Due() time.Duration {
 	waiting := len(c.writes) + len(c.proving) + len(c.mends)
 	if c.IsIdle() && waiting == 0 && !c.refused && c.proposed == nil {
 		switch {
-		case c.role == Primary && c.wanted == nil && !c.brings():
+		case c.role == Primary && c.wanted == nil:
 			return c.beatAt + c.cfg.Heartbeat
 		case c.role == Follower && c.stream != 0 && c.fed && c.promised != c.view.Version && c.now-c.lastBeat < c.cfg.Heartbeat*3/2:
 			return c.now + c.cfg.Heartbeat
@@ -20,6 +20,9 @@ func (c *Core) Due() time.Duration {
 
 // brings says whether this primary brings a copy level.
 func (c *Core) brings() bool {
+	if c.role != Primary {
+		return false
+	}
 	for id := range (c.cfg.Copies &^ c.view.InSync).All() {
 		if c.peer[id].stream != 0 {
 			return true

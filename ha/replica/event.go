@@ -105,6 +105,9 @@ type (
 	}
 	// Drained are the nodes that are to serve nothing: they do not stand while another member of S may, and hand over.
 	Drained struct{ Nodes Nodes }
+	// Pace says how fast copies are brought level, and compared, while this node is the primary: Rate is the most, in bytes a second, and 0 is
+	// no bound; Min is the least, though hosts be busy. With Min 0, and before the first Pace, nothing gives way to hosts.
+	Pace struct{ Rate, Min int64 }
 
 	// Done: a work has ended. Failed: the disk has refused it. Equal is the result of a Compare, Sum that of a Load
 	// or Pull, Digest that of a Hash.
@@ -138,6 +141,7 @@ func (Verify) event()     {}
 func (StopVerify) event() {}
 func (Switch) event()     {}
 func (Drained) event()    {}
+func (Pace) event()       {}
 func (Done) event()       {}
 
 // Action is what is to be done. Actions are done in their order. Those of each I/O (Post, SendAck, SendBeat, SendEcho, Answer,

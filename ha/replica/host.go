@@ -18,6 +18,7 @@ type host struct {
 	swaps   []*op     // have their range, and are compared
 	writes  []*op     // have a record, and wait until it is committed
 	reads   []*op     // wait for records that they overlap
+	reading int       // that the disk has
 	proving []*op     // have their result, and wait until it is known to be true
 	flushes []*op
 	growing []*op  // wait until all of S have grown
@@ -422,6 +423,7 @@ func (c *Core) read() {
 		}
 		c.wants = max(c.wants, o.beat)
 		c.out = append(c.out, c.made.reads.add(ReadFor{ID: c.begin(work{kind: workRead, op: o, lost: c.misses(o.off, o.n)}), Req: o.id, Off: o.off, Len: o.n}))
+		c.reading++
 		return true
 	})
 }
@@ -441,6 +443,7 @@ func (c *Core) mendFor(o *op, then func(ok bool)) {
 // readDone: the disk has read what a host wants, or refuses to. Then the host gets what others have, and the disk is not asked again: it may
 // refuse for good.
 func (c *Core) readDone(o *op, failed bool) {
+	c.reading--
 	if failed && !o.dead {
 		c.mendFor(o, func(ok bool) { c.endRead(o, ok) })
 		return

@@ -141,6 +141,10 @@ func (c *Core) siftOn(id ID, p *peer) {
 	if s.done < s.fine {
 		n = min(n, c.block)
 	}
+	if !c.mayMove() {
+		c.pace.holds = true
+		return
+	}
 	if c.isLocked(off, n) {
 		return
 	}
@@ -148,6 +152,7 @@ func (c *Core) siftOn(id ID, p *peer) {
 	if !ok {
 		return
 	}
+	c.moves(n)
 	s.busy = true
 	c.locks = append(c.locks, span{off, n})
 	c.jobs = append(c.jobs, &job{to: id, stream: p.stream, granule: s.granule, off: off, n: n, addr: addr, memory: true, locked: true, sift: s})

@@ -60,6 +60,61 @@ var scenarioMutants = []struct {
 		Old: "\t\t\t\tc.peer[id].heard = min(",
 		New: "\t\t\t\tif ON {\n\t\t\t\t\tbreak\n\t\t\t\t}\n\t\t\t\tc.peer[id].heard = min(",
 	}},
+	{"TestPaceBound", mutants.Mutant{
+		Name: "copies faster than its pace", File: "pace.go",
+		Old: "return c.rate() == 0 ||",
+		New: "return c.rate() == 0 || ON ||",
+	}},
+	{"TestPaceYields", mutants.Mutant{
+		Name: "does not give way to reads", File: "pace.go",
+		Old: "+ c.reading + ",
+		New: "+ c.reading*map[bool]int{false: 1}[ON] + ",
+	}},
+	{"TestPaceYields", mutants.Mutant{
+		Name: "does not give way to what hosts have written", File: "pace.go",
+		Old: "return waiting+c.writing",
+		New: "return waiting+c.writing*map[bool]int{false: 1}[ON]",
+	}},
+	{"TestPaceYields", mutants.Mutant{
+		Name: "stops while hosts wait", File: "pace.go",
+		Old: "c.now >= c.pace.next }",
+		New: "c.now >= c.pace.next && (!ON || !c.yields()) }",
+	}},
+	{"TestPaceYields", mutants.Mutant{
+		Name: "goes on at once between two commands", File: "pace.go",
+		Old: "p.calm = max(",
+		New: "if ON {\n\t\t\treturn\n\t\t}\n\t\tp.calm = max(",
+	}},
+	{"TestPaceYieldsMemory", mutants.Mutant{
+		Name: "does not give way to who waits for memory", File: "pace.go",
+		Old: "waiting := len(c.hungry) + ",
+		New: "waiting := map[bool]int{false: len(c.hungry)}[ON] + ",
+	}},
+	{"TestPaceYieldsShortly", mutants.Mutant{
+		Name: "gives way for long, however short a wait was", File: "pace.go",
+		Old: "min(yieldFor*(c.now-p.since), ",
+		New: "min(yieldFor*(c.now-p.since+map[bool]time.Duration{true: time.Hour}[ON]), ",
+	}},
+	{"TestPaceHeld", mutants.Mutant{
+		Name: "gives way to who waits for this very copy", File: "pace.go",
+		Old: " > 0 && c.mayWrite()",
+		New: " > 0 && (ON || c.mayWrite())",
+	}},
+	{"TestPaceOfVerify", mutants.Mutant{
+		Name: "compares without a pace", File: "verify.go",
+		Old: "&& c.mayMove() &&",
+		New: "&& (ON || c.mayMove()) &&",
+	}},
+	{"TestPaceOfVerify", mutants.Mutant{
+		Name: "compares while a copy waits", File: "verify.go",
+		Old: "&& !c.pace.holds {",
+		New: "&& (ON || !c.pace.holds) {",
+	}},
+	{"TestPaceOfPieces", mutants.Mutant{
+		Name: "copies pieces without a pace", File: "missing.go",
+		Old: "if !c.mayMove() {",
+		New: "if !ON && !c.mayMove() {",
+	}},
 	{"TestOnePromiseTooFew", mutants.Mutant{
 		Name: "needs one promise less", File: "candidate.go",
 		Old: "if !c.isEnough(members) {",

@@ -34,6 +34,7 @@ type cleaning struct {
 
 // copyOn begins jobs, and takes those on that wait.
 func (c *Core) copyOn() {
+	c.pace.holds = false
 	if c.sealing {
 		return
 	}
@@ -61,6 +62,10 @@ func (c *Core) copyOn() {
 			if c.now < c.copyAgain { // all wait, and a large copy lacks millions
 				break
 			}
+			if !c.mayMove() {
+				c.pace.holds = true
+				break
+			}
 			// Memory comes before the lock: writes that wait for the lock have memory already.
 			if c.isLocked(off, n) {
 				continue
@@ -69,6 +74,7 @@ func (c *Core) copyOn() {
 			if !ok {
 				break
 			}
+			c.moves(n)
 			p.todo.Clear(g)
 			p.copying++
 			c.locks = append(c.locks, span{off, n})

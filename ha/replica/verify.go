@@ -69,11 +69,12 @@ func (c *Core) verifyOn() {
 	if v == nil || c.sealing {
 		return
 	}
-	for len(v.checks)+len(v.faults) < c.cfg.Copying && c.hasRoom() {
+	for len(v.checks)+len(v.faults) < c.cfg.Copying && c.hasRoom() && c.mayMove() && !c.pace.holds { // a copy that waits comes first
 		r, ok := c.nextCheck(v)
 		if !ok {
 			break
 		}
+		c.moves(r.n)
 		k := &check{seq: c.log.last() + 1, off: r.off, n: r.n}
 		v.checks = append(v.checks, k)
 		c.append(Record{Term: c.view.Term, Seq: k.seq, Kind: KindCheck, Off: k.off, Len: k.n})

@@ -355,6 +355,9 @@ func (n *node) start() {
 	})
 	n.left = nil
 	n.logf("%d starts: %v", n.id, n.core)
+	if n.pacing.chance != nil {
+		n.step(n.pacing.now)
+	}
 	n.tick(n.lives)
 }
 

@@ -56,6 +56,7 @@ type Result struct {
 	Found     int // ranges that differed, or could not be read
 	Lost      int // blocks that a copy got in sync without, because nobody could read them
 	SwapsKept int // COMPARE AND WRITE that were found done after a takeover
+	Yielded   int // times that a primary with a copy to bring level gave way to hosts
 	Setup     string
 }
 
@@ -73,6 +74,7 @@ type run struct {
 	mute      [16]bool // whose datagrams are lost
 	atBest    bool     // no datagram is lost or late
 	faults    *faults
+	pacing    pacing
 
 	initiators []*initiator
 	open       map[uint64]*attempt // at nodes
@@ -120,6 +122,7 @@ func Run(o Options) (res Result) {
 func newRun(o Options) *run {
 	r := &run{Options: o, open: map[uint64]*attempt{}, switches: map[uint64]*switching{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, gone: map[int]pos{}, witnessUp: true}
 	r.world = world{r: rand.New(rand.NewPCG(o.Seed, 0)), log: o.Log, trace: 14695981039346656037}
+	r.pacing = drawPacing(o.Seed)
 	return r
 }
 
@@ -161,8 +164,8 @@ func (r *run) setUp() {
 	r.cfg.Copies = r.view.InSync
 	r.views, r.viewsAt = []replica.View{r.view}, []time.Duration{0}
 	r.faults = r.drawFaults(theme)
-	r.Setup = fmt.Sprintf("%d copies, at least %d, reads confirmed: %v, through: %v %v, faults: %v",
-		n, r.cfg.MinCopies, r.cfg.Confirm, r.cfg.Stores[0].Through, r.cfg.Stores[1].Through, r.faults)
+	r.Setup = fmt.Sprintf("%d copies, at least %d, reads confirmed: %v, through: %v %v, paced: %v, faults: %v",
+		n, r.cfg.MinCopies, r.cfg.Confirm, r.cfg.Stores[0].Through, r.cfg.Stores[1].Through, r.pacing.chance != nil, r.faults)
 	r.logf("seed %d: %s", r.Seed, r.Setup)
 	for _, x := range r.nodes {
 		x.start()
@@ -176,6 +179,7 @@ func (r *run) setUp() {
 		r.foundGroup()
 	}
 	r.newsOn()
+	r.repace()
 	pace := r.between(20*time.Millisecond, 200*time.Millisecond)
 	for port := range 4 {
 		i := &initiator{run: r, port: port, pace: pace, timer: r.between(300*time.Millisecond, 5*time.Second)}
@@ -211,6 +215,9 @@ func (r *run) isInside(block int) bool { return block < inFirst+int(r.size/block
 func (r *run) watch() {
 	v := r.view
 	r.checkDifferences(&v)
+	if r.givesWay() {
+		r.Yielded++
+	}
 	r.after(50*time.Millisecond, r.watch)
 }
 

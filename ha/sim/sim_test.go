@@ -52,6 +52,7 @@ func TestRuns(t *testing.T) {
 		all.Lost += res.Lost
 		all.Verified += res.Verified
 		all.Found += res.Found
+		all.Yielded += res.Yielded
 	}
 	t.Logf("%d runs: %d steps, %d commands, %d reads at once, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired, %d blocks that nobody could read",
 		n, all.Steps, all.Completed, all.AtOnce, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found, all.Lost)
@@ -83,6 +84,7 @@ func (r *Result) checkMet(t *testing.T, name string) {
 		{"read at once", r.AtOnce, true},
 		{"range that differs", r.Found, true},
 		{"switch", r.Switched, has(faultSwitch)},
+		{"copy that gave way to hosts", r.Yielded, true},
 		{"COMPARE AND WRITE found done after a takeover", r.SwapsKept, has(faultKill, faultPause, faultIsolate)},
 		{"block set back by power cuts of a quorum", r.Losses, has(faultPower, faultPowerAll)},
 		{"block that nobody could read", r.Lost, kinds != nil && has(faultBad, faultStuck)},
