@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -13,7 +14,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Ticks. A node begins an election when it has heard no leader for electionTicks, and up to as many more.
+// tickTime is the time between two calls of Core.Tick.
+const tickTime = 60 * time.Millisecond
+
+// Ticks of the core, each of which is so many calls of Core.Tick as the round trips ask for (Core.pace). A node begins an election when it has heard
+// no leader for electionTicks, and up to as many more.
 const (
 	electionTicks = 5
 	retryTicks    = 4 // after which a change that was not seen is proposed again
@@ -29,6 +34,8 @@ type Core struct {
 
 	ready   *raft.Ready // taken from raft, and not on the disk yet
 	applied uint64
+	calls   int // of Tick, since the last tick
+	pace    int // calls that are a tick
 	ticks   uint64
 
 	registered bool // this life stands in the state
@@ -84,7 +91,7 @@ type Message struct {
 
 // Start begins with what the log holds.
 func Start(l *Log, logger *slog.Logger) (*Core, error) {
-	c := &Core{log: l, waits: map[uint64]*command{}, sentAt: map[uint64]uint64{}, reads: map[uint64]*readWait{}, reports: map[uint64]*reported{}, state: &State{records: map[Key]*Record{}}}
+	c := &Core{log: l, waits: map[uint64]*command{}, sentAt: map[uint64]uint64{}, reads: map[uint64]*readWait{}, reports: map[uint64]*reported{}, pace: 1, state: &State{records: map[Key]*Record{}}}
 	snapshot, err := l.store.Snapshot()
 	if err != nil {
 		return nil, err
@@ -144,9 +151,14 @@ func (c *Core) Leader() (leader, term uint64) {
 // isSilent says that nothing may be taken in: what was taken in before is not on the disk, or the node is refused.
 func (c *Core) isSilent() bool { return c.ready != nil || c.refused != nil }
 
-// Tick is called at regular intervals.
+// Tick is called once in tickTime.
 func (c *Core) Tick() {
+	if c.calls++; c.calls < c.pace {
+		return
+	}
+	c.calls = 0
 	c.ticks++
+	c.setPace()
 	if c.isSilent() {
 		return
 	}

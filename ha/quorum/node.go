@@ -30,11 +30,8 @@ type Options struct {
 	Listener net.Listener
 	// Dial connects with the member of that name. It ends with ctx. DialTCP returns one.
 	Dial func(ctx context.Context, name string) (net.Conn, error)
-	Tick time.Duration // 0: 60 ms
 	Log  *slog.Logger
 }
-
-const usualTick = 60 * time.Millisecond
 
 // Node is a member: a Core with a clock, and TLS to the others. Its methods may be called from any goroutine, but not
 // by functions that the Node calls.
@@ -109,9 +106,6 @@ func Init(fsys FS, cluster, name string, witness bool, tokens int) ([]Token, err
 
 // Open begins a life of a member. Close ends it.
 func Open(o Options) (*Node, error) {
-	if o.Tick == 0 {
-		o.Tick = usualTick
-	}
 	l, err := OpenLog(o.FS, random)
 	if err != nil {
 		return nil, err
@@ -150,7 +144,7 @@ func (n *Node) Close() error {
 
 // run owns the core: what has arrived, the clock, then what follows.
 func (n *Node) run() {
-	tick := time.NewTicker(n.opts.Tick)
+	tick := time.NewTicker(tickTime)
 	defer tick.Stop()
 	for {
 		select {

@@ -7,17 +7,20 @@ import (
 	"time"
 )
 
-// Report is what a member tells the others of itself, without being asked, once in electionTicks. A member of a former version tells nothing.
+// Report is what a member tells the others of itself, without being asked, once in reportTime. A member of a former version tells nothing, which is the
+// zero value.
 type Report struct {
 	Near  bool     // the others are near, and its disk is fast: a witness may lead
 	Lame  bool     // its disk has taken too long lately: it is not to lead
+	Pace  uint8    // calls of Core.Tick that its round trips ask for in a tick; 0: it takes each for one
 	Heard []uint64 // members whose reports it has had lately, in the order of their numbers
 }
 
 const (
-	reportTicks = electionTicks     // between two reports
-	heardTicks  = 2 * electionTicks // after which a report counts no more
-	samples     = 16                // that are kept of a round trip, some 5 s; as many of saving
+	reportTime = 5 * tickTime      // between two reports
+	heardTicks = 2 * electionTicks // after which a report counts no more
+	maxPace    = 16
+	samples    = 16 // that are kept of a round trip, some 5 s; as many of saving
 )
 
 // What a good place for the lead has. Who has been one stays one up to twice as much.
@@ -59,7 +62,7 @@ func (r *recent) sorted() []time.Duration {
 
 // Report returns what this member tells the others.
 func (c *Core) Report() Report {
-	r := Report{Near: c.near, Lame: c.isLame()}
+	r := Report{Near: c.near, Lame: c.isLame(), Pace: c.ownPace()}
 	for _, number := range slices.Sorted(maps.Keys(c.reports)) {
 		if c.hears(number) != nil {
 			r.Heard = append(r.Heard, number)
@@ -119,6 +122,37 @@ func (c *Core) lookAtPlace() {
 	c.near = near && others > 0
 }
 
+// ownPace returns how many calls of Tick the round trips with other voters ask for in a tick. A tick is to be a round trip at least, so a
+// node waits five for a leader: two are needed for the votes, and a packet that is lost holds up what is behind it for one and 200 ms more.
+func (c *Core) ownPace() uint8 {
+	var most time.Duration
+	for _, v := range c.conf.GetVoters() {
+		if r := c.hears(v); r != nil {
+			if rtts := r.rtts.sorted(); len(rtts) > 0 {
+				most = max(most, rtts[0])
+			}
+		}
+	}
+	return uint8(min(max((most+tickTime-1)/tickTime, 1), maxPace))
+}
+
+// setPace takes the longest tick that a voter asks for who is heard, so all who hear each other have one length. A leader of longer ticks than a
+// follower's is too slow with its heartbeats: the follower asks for votes, in vain, and knows no leader meanwhile. So while a voter
+// of a former version is there, ticks stay short.
+func (c *Core) setPace() {
+	pace := c.ownPace()
+	for _, v := range c.conf.GetVoters() {
+		if r := c.hears(v); r != nil && v != c.log.id.Number {
+			if r.Pace == 0 {
+				c.pace = 1
+				return
+			}
+			pace = max(pace, min(r.Pace, maxPace))
+		}
+	}
+	c.pace = int(pace)
+}
+
 // beat is the payload of an idle frame: a report, and what measures the round trip. Times are of the clock of who has made them, ns from a beginning
 // that nobody else knows.
 //
@@ -139,7 +173,7 @@ func (b *beat) encode() []byte {
 	if b.Lame {
 		flags |= 2
 	}
-	p := append(appendU64([]byte{1}, b.Sent, b.Echo, b.Held), flags)
+	p := append(appendU64([]byte{1}, b.Sent, b.Echo, b.Held), flags, b.Pace)
 	return appendU64(p, b.Heard...)
 }
 
@@ -152,6 +186,7 @@ func decodeBeat(p []byte) (*beat, error) {
 	b := &beat{Sent: c.u64(), Echo: c.u64(), Held: c.u64()}
 	flags := c.u8()
 	b.Near, b.Lame = flags&1 != 0, flags&2 != 0
+	b.Pace = c.u8()
 	for c.err == nil && len(c.b) > 0 {
 		b.Heard = append(b.Heard, c.u64())
 	}

@@ -37,6 +37,7 @@ type world struct {
 
 	nodes   []*simNode
 	cut     map[[2]uint64]bool
+	arrives map[[2]uint64]time.Duration // the last message between two nodes that are far
 	cluster uint64
 	witness string // its name
 	idle    bool   // clients take their time
@@ -73,8 +74,10 @@ type simNode struct {
 	leads    uint64
 	outdated bool // it has to be refused
 	watch    map[string]uint64
+	beats    int           // calls of Tick
+	former   bool          // of a version that reports nothing
 	lags     time.Duration // is added to what its disk takes
-	far      time.Duration // is added to its round trips, as they are measured
+	far      time.Duration // is added to its round trips
 	moved    uint64        // as place.moved
 }
 
@@ -126,11 +129,11 @@ func (w *world) fail(what, format string, args ...any) {
 	}
 }
 
-const simTick = 60 * time.Millisecond
+const simTick = tickTime
 
 func newWorld(seed uint64, log io.Writer) *world {
 	w := &world{
-		r: rand.New(rand.NewPCG(seed, 0)), log: log, cut: map[[2]uint64]bool{}, states: map[uint64]uint64{},
+		r: rand.New(rand.NewPCG(seed, 0)), log: log, cut: map[[2]uint64]bool{}, arrives: map[[2]uint64]time.Duration{}, states: map[uint64]uint64{},
 		floor: map[string]uint64{}, written: map[string]map[uint64]string{},
 	}
 	w.cluster, w.witness = w.r.Uint64(), "c"
@@ -259,7 +262,7 @@ func (n *simNode) tick(life uint64) {
 		return
 	}
 	n.do(func() { n.core.Tick() })
-	if n.core != nil && n.core.ticks%reportTicks == 0 {
+	if n.beats++; n.core != nil && time.Duration(n.beats)*tickTime%reportTime == 0 {
 		n.report()
 	}
 	n.w.after(time.Duration(float64(simTick)*n.rate), func() { n.tick(life) })
@@ -305,12 +308,15 @@ func (n *simNode) do(f func()) {
 // report tells the others of this node.
 func (n *simNode) report() {
 	w, r := n.w, n.core.Report()
+	if n.former {
+		r = Report{}
+	}
 	for _, o := range w.nodes {
 		if o.core == nil || !n.connected(o) {
 			continue
 		}
 		life := o.life
-		w.after(time.Millisecond, func() {
+		w.after(time.Millisecond+(n.far+o.far)/2, func() {
 			if o.core != nil && o.life == life && n.reaches(o) {
 				o.do(func() { o.core.Reported(n.number, r, time.Millisecond+n.far+o.far) })
 			}
@@ -416,6 +422,15 @@ func (n *simNode) send(m Message) {
 	takes := w.between(200*time.Microsecond, 4*time.Millisecond)
 	if w.oneIn(10) {
 		takes += w.between(0, 60*time.Millisecond)
+	}
+	if far := n.far + o.far; far > 0 { // one stream, of which packets are lost that are sent again
+		takes += far / 2
+		if w.oneIn(50) {
+			takes += far + 200*time.Millisecond
+		}
+		link := [2]uint64{n.place, o.place}
+		w.arrives[link] = max(w.arrives[link], w.now+takes)
+		takes = w.arrives[link] - w.now
 	}
 	w.after(takes, func() {
 		ok := o.core != nil && o.life == life && n.reaches(o)

@@ -231,7 +231,7 @@ func (p *peer) pump(conn net.Conn) error {
 		}
 		gone <- err
 	})
-	idle := time.NewTicker(reportTicks * p.n.opts.Tick)
+	idle := time.NewTicker(reportTime)
 	defer idle.Stop()
 	for {
 		var out [][]byte
@@ -296,7 +296,7 @@ func (n *Node) hears(h Hello) bool {
 
 // isHeard says whether something came a moment ago. Owner only.
 func (n *Node) isHeard(in *incoming) bool {
-	return time.Since(in.heard) < 2*electionTicks*n.opts.Tick
+	return time.Since(in.heard) < 2*electionTicks*time.Duration(n.core.pace)*tickTime
 }
 
 // acceptor takes connections of members and of those who join.
@@ -512,8 +512,10 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 		rtt := time.Duration(-1)
 		switch kind {
 		case frameIdle:
-			if said, err = decodeBeat(b); err == nil { // else it is of another version, and says nothing that this one knows
+			if said, err = decodeBeat(b); err == nil {
 				rtt = back.beats(said)
+			} else {
+				said = &beat{} // it is of another version, and says nothing that this one knows
 			}
 		case frameMessage:
 			if m, err = decodeMessage(b, number); err != nil {
