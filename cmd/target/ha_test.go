@@ -65,11 +65,16 @@ func newSite(t *testing.T) *site { return newSiteOf(t, siteText) }
 
 // newSiteOf makes one of labText and text, with addresses in the place of AT0 and so on.
 func newSiteOf(t *testing.T, text string) *site {
-	var at []string
-	for range 5 {
+	return newSiteAt(t, text, freePorts(t, 5))
+}
+
+// freePorts returns n different addresses as freePort does.
+func freePorts(t *testing.T, n int) (at []string) {
+	t.Helper()
+	for range n {
 		at = append(at, freePort(t))
 	}
-	return newSiteAt(t, text, at)
+	return at
 }
 
 // freePort returns an address that nobody listens at, until the test ends.
@@ -350,8 +355,8 @@ func pauseFor(ctx context.Context, d time.Duration) {
 
 // allUp says that three nodes vote and hear each other.
 func allUp(m map[string]*mgmt.Member) bool {
-	for _, name := range []string{"a", "b", "w"} {
-		if n := m[name]; n == nil || !n.Up || !n.Votes || n.Leaving {
+	for _, n := range m {
+		if !n.Up || !n.Votes || n.Leaving {
 			return false
 		}
 	}

@@ -17,10 +17,7 @@ import (
 
 // overIWARP makes a cluster whose nodes take data by queue pairs.
 func overIWARP(t *testing.T) (s *site, data [2]string) {
-	var at []string
-	for range 7 {
-		at = append(at, freePort(t))
-	}
+	at := freePorts(t, 7)
 	s = newSiteAt(t, mirrorText, at)
 	data = [2]string{at[5], at[6]}
 	s.text = strings.NewReplacer("state: consensus", "state: consensus\n  transport: iwarp",

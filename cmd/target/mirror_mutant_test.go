@@ -16,11 +16,31 @@ import (
 var haMutants = []struct{ test, name, file, old, new string }{
 	{
 		"TestMirrorCut", "answers reads without a proof", "primary.go",
-		"func (c *Core) provenIn(v *View, beat uint64) bool {\n", "func (c *Core) provenIn(v *View, beat uint64) bool {\n\tif ON {\n\t\treturn true\n\t}\n",
+		"func (c *Core) provenIn(v *View, now time.Duration, beat uint64) bool {\n", "func (c *Core) provenIn(v *View, now time.Duration, beat uint64) bool {\n\tif ON {\n\t\treturn true\n\t}\n",
 	},
 	{
 		"TestMirror", "is content with one copy", "core.go",
 		"func (c *Core) quorum(v *View) int { return min(c.cfg.Quorum, v.InSync.Len()) }", "func (c *Core) quorum(v *View) int {\n\tif ON {\n\t\treturn 1\n\t}\n\treturn min(c.cfg.Quorum, v.InSync.Len())\n}",
+	},
+	{
+		"TestMirrorLostMeanwhile", "stands for the office outside S", "follower.go",
+		"if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep", "if !c.view.InSync.Has(c.cfg.Self) && !ON || c.now < c.asleep",
+	},
+	{
+		"TestMirrorThirdBehind", "knows what a copy lacks as the primary only", "marks.go",
+		"\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len)\n\t\t\tc.wroteFor", "\t\t\tif !ON || c.role == Primary {\n\t\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len)\n\t\t\t}\n\t\t\tc.wroteFor",
+	},
+	{
+		"TestMirrorPromised", "keeps a member that is lost", "primary.go",
+		"\t\tif c.isBad(id) {\n", "\t\tif !ON && c.isBad(id) {\n",
+	},
+	{
+		"TestMirrorDiesHandingOver", "counts on who has handed over", "primary.go",
+		"\tp := &c.peer[id]\n\tsilent := c.cfg.Lease\n", "\tp := &c.peer[id]\n\tsilent := c.cfg.Lease\n\tif ON && c.view.Planned {\n\t\treturn false\n\t}\n",
+	},
+	{
+		"TestMirrorUnreadableWritten", "does not know what hosts have written", "missing.go",
+		"\tcase c.hasGot(p, j.off, j.n):\n", "\tcase c.hasGot(p, j.off, j.n) && !ON:\n",
 	},
 }
 

@@ -25,32 +25,37 @@ var diskText = strings.NewReplacer("a: {type: file, path: disk.img}", "a: {type:
 // newMedia makes a cluster with a mirror whose disks are media, by node, behind devices. The test has to be apart.
 func newMedia(t *testing.T, text string) (*site, map[string]*medium.Medium) {
 	t.Helper()
+	s := newSiteOf(t, text)
+	return s, s.media("a", "b")
+}
+
+// media has the disks of nodes, which are devices by the text of a site, be media. It is called once.
+func (s *site) media(names ...string) map[string]*medium.Medium {
+	s.t.Helper()
 	must := func(err error) {
-		t.Helper()
+		s.t.Helper()
 		if err != nil {
-			t.Fatal(err)
+			s.t.Fatal(err)
 		}
 	}
-	must(up("lo"))
 	// A copy needs a device that has a name for good, which a loop device has not: for the processes of this test, it has.
-	const names = "/sys/dev/block"
-	must(unix.Mount("tmpfs", names, "tmpfs", 0, ""))
-	s := newSiteOf(t, text)
+	const devices = "/sys/dev/block"
+	must(unix.Mount("tmpfs", devices, "tmpfs", 0, ""))
 	s.interval = 100 * time.Millisecond
 	media := map[string]*medium.Medium{}
-	for i, name := range []string{"a", "b"} {
-		media[name] = medium.New(t, s.path(name, "disk"), mirrorSize, uint64(i))
-		loop := backendtest.NewLoopOf(t, media[name].File(), 512)
-		must(os.Symlink(loop.Path, s.path(name, "device")))
+	for i, name := range names {
+		media[name] = medium.New(s.t, s.path(name, "disk"), mirrorSize, uint64(i))
 		must(os.Symlink(media[name].File(), s.path(name, "disk.img")))
+		loop := backendtest.NewLoopOf(s.t, media[name].File(), 512)
+		must(os.Symlink(loop.Path, s.path(name, "device")))
 		var st unix.Stat_t
 		must(unix.Stat(loop.Path, &st))
-		dir := filepath.Join(names, fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
+		dir := filepath.Join(devices, fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
 		must(os.Mkdir(dir, 0o700))
 		must(os.WriteFile(filepath.Join(dir, "wwid"), []byte("t10.ONESHOT test "+name), 0o600))
 		must(os.Symlink("/sys/block/"+filepath.Base(loop.Path)+"/queue", filepath.Join(dir, "queue")))
 	}
-	return s, media
+	return media
 }
 
 // powerCut has a load end with the daemons of some nodes, and what these nodes have not synced be lost.

@@ -45,9 +45,14 @@ func (s *site) endLoad(l *load) {
 	s.equal()
 }
 
-// newThrough is newMirror, with disks that have what is acknowledged: so all daemons that have it may be killed.
+// through changes the text of a mirror: its disks have what is acknowledged, so all daemons that have it may be killed.
+func through(text string) string {
+	return strings.Replace(text, "type: mirror,", "type: mirror, cache: writethrough,", 1)
+}
+
+// newThrough is newMirror with through.
 func newThrough(t *testing.T) *site {
-	s := newSiteOf(t, strings.Replace(mirrorText, "type: mirror,", "type: mirror, cache: writethrough,", 1))
+	s := newSiteOf(t, through(mirrorText))
 	s.startAll()
 	return s
 }

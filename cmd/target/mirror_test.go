@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,11 +43,11 @@ func newMirror(t *testing.T) *site {
 	return s
 }
 
-// multipath is a host that reaches a disk through two nodes. It sends what was not answered again, to the next node.
+// multipath is a host that reaches a disk through several nodes. It sends what was not answered again, to the next node.
 type multipath struct {
 	t    *testing.T
 	ctx  context.Context
-	urls [2]initiator.URL
+	urls []initiator.URL
 	// strict: the host hears of no access state, for its only path goes with the disk.
 	strict bool
 	// patience is how long a node may take for a command before the host looks for another one. It is not how long it takes.
@@ -54,7 +55,7 @@ type multipath struct {
 
 	mu    sync.Mutex
 	at    int // the path in use; guarded by mu, as the rest
-	paths [2]*path
+	paths []*path
 	moves int
 }
 
@@ -64,13 +65,18 @@ type path struct {
 }
 
 func newMultipath(ctx context.Context, s *site) *multipath {
-	m := &multipath{t: s.t, ctx: ctx, patience: pathTime}
-	for i := range m.urls {
-		u, err := initiator.ParseURL("iscsi://" + s.at[3+i] + "/iqn.2026-11.example.oneshot:lab/0")
+	return newMultipathAt(ctx, s, s.at[3], s.at[4])
+}
+
+// newMultipathAt is newMultipath for portals at these addresses.
+func newMultipathAt(ctx context.Context, s *site, addresses ...string) *multipath {
+	m := &multipath{t: s.t, ctx: ctx, patience: pathTime, paths: make([]*path, len(addresses))}
+	for _, at := range addresses {
+		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		m.urls[i] = u
+		m.urls = append(m.urls, u)
 	}
 	s.t.Cleanup(func() {
 		for i := range m.paths {
@@ -105,11 +111,11 @@ func (m *multipath) path() (int, *path, error) {
 // pathTime is the patience of most hosts.
 const pathTime = 3 * time.Second
 
-// leave goes to the other path, unless somebody was faster.
+// leave goes to the next path, unless somebody was faster.
 func (m *multipath) leave(at int, p *path, err error) {
 	m.mu.Lock()
 	if m.at == at {
-		m.at = 1 - at
+		m.at = (at + 1) % len(m.paths)
 		m.moves++
 	}
 	ended := p != nil && m.paths[at] == p && !isStatus(err)
@@ -119,6 +125,21 @@ func (m *multipath) leave(at int, p *path, err error) {
 	m.mu.Unlock()
 	if ended {
 		m.drop(p)
+	}
+}
+
+// tries waits until the host has gone to the next path n more times.
+func (m *multipath) tries(n int) {
+	m.t.Helper()
+	moves := func() int {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.moves
+	}
+	for until := moves() + n; moves() < until; pauseFor(m.ctx, 10*time.Millisecond) {
+		if m.ctx.Err() != nil {
+			m.t.Fatal("the host has no cause to change its path")
+		}
 	}
 }
 
@@ -215,7 +236,9 @@ type load struct {
 		floor       atomic.Uint64 // acknowledged; for others than the worker
 		durable     uint64        // acknowledged before a flush that has succeeded; of who flushes
 	}
-	news chan struct{} // has room for one: something was acknowledged
+	news  chan struct{} // has room for one: something was acknowledged
+	first atomic.Int64  // block of those that are written and read meanwhile
+	most  int           // how many these are
 }
 
 const workers = 8
@@ -228,7 +251,12 @@ func newLoad(t *testing.T, m *multipath) *load { return newLoadAfter(t, m, nil) 
 
 // newLoadAfter is newLoad on a disk that has what another load has left; nil: nothing.
 func newLoadAfter(t *testing.T, m *multipath, before *load) *load {
-	l := &load{t: t, m: m, news: make(chan struct{}, 1)}
+	return newLoadWithin(t, m, before, mirrorSize/block)
+}
+
+// newLoadWithin is newLoadAfter that goes on with so many blocks only, beginning with l.first, a multiple of workers.
+func newLoadWithin(t *testing.T, m *multipath, before *load, most int) *load {
+	l := &load{t: t, m: m, most: most, news: make(chan struct{}, 1)}
 	l.pause.Store(int64(pace))
 	if before != nil {
 		for i := range l.blocks {
@@ -270,7 +298,7 @@ func (l *load) check(no int, b []byte) {
 func (l *load) work(w int, r *rand.Rand) {
 	b := make([]byte, block)
 	for ; !l.stop.Load() && l.m.ctx.Err() == nil; pauseFor(l.m.ctx, time.Duration(l.pause.Load())) {
-		no := r.IntN(len(l.blocks)/workers)*workers + w
+		no := int(l.first.Load()) + r.IntN(l.most/workers)*workers + w
 		if r.IntN(4) == 0 {
 			if l.m.read(no, b) {
 				l.check(no, b)
@@ -340,12 +368,17 @@ func (l *load) readAll() {
 	l.wg.Wait()
 }
 
-// level waits until both copies are in sync, as a node and the primary know it, and returns the primary.
+// isLevel says whether all copies of a mirror are in sync, and nothing is missing, as who has told knows it.
+func isLevel(m *mgmt.Mirror) bool {
+	return !slices.ContainsFunc(m.Copies, func(c mgmt.Copy) bool { return c.State != mgmt.CopyInSync || c.Lacks+c.Missing > 0 })
+}
+
+// level waits until all copies are in sync, as a node and the primary know it, and returns the primary.
 func (s *site) level(name string) (primary string) {
 	s.t.Helper()
-	s.untilCluster(name, "both copies are in sync", func(c *mgmt.Cluster) bool {
+	s.untilCluster(name, "all copies are in sync", func(c *mgmt.Cluster) bool {
 		primary = ""
-		if len(c.Mirrors) == 1 && copiesText(&c.Mirrors[0]) == "a in sync, b in sync" {
+		if len(c.Mirrors) == 1 && isLevel(&c.Mirrors[0]) {
 			primary = c.Mirrors[0].Primary
 		}
 		return primary != "" && s.isLevelAt(primary)
@@ -353,7 +386,7 @@ func (s *site) level(name string) (primary string) {
 	return primary
 }
 
-// isLevelAt says whether a node is the primary, and says that both copies are in sync. It knows first: who asks another node may be
+// isLevelAt says whether a node is the primary, and says that all copies are in sync. It knows first: who asks another node may be
 // told how it was before what he has just seen.
 func (s *site) isLevelAt(name string) bool {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
@@ -361,14 +394,14 @@ func (s *site) isLevelAt(name string) bool {
 	client := mgmt.NewClient(s.path(name, "s.sock"))
 	defer client.Close()
 	c, err := askCluster(client, ctx)
-	return err == nil && len(c.Mirrors) == 1 && c.Mirrors[0].Role == "primary" && copiesText(&c.Mirrors[0]) == "a in sync, b in sync"
+	return err == nil && len(c.Mirrors) == 1 && c.Mirrors[0].Role == "primary" && isLevel(&c.Mirrors[0])
 }
 
 // servedBy has a node serve the mirror. On a busy machine its copy may be late and leave just then, which refuses the switch.
 func (s *site) servedBy(name string) {
 	s.t.Helper()
-	for s.level("w") != name {
-		_, _ = s.run(s.asked("w", "ha", "switch", "disk", name)...)
+	for s.level(name) != name {
+		_, _ = s.run(s.asked(name, "ha", "switch", "disk", name)...)
 	}
 }
 
@@ -403,7 +436,7 @@ func (s *site) loses(lose, back func(name string)) string {
 	return ""
 }
 
-// settle has everything on both disks, durably. A copy in sync may have it in memory only, which ends with the process.
+// settle has everything on all disks, durably. A copy in sync may have it in memory only, which ends with the process.
 func (s *site) settle(m *multipath) {
 	s.t.Helper()
 	for done := false; !done; {
@@ -411,9 +444,9 @@ func (s *site) settle(m *multipath) {
 		if !m.flush() {
 			s.t.Fatal("the disk cannot be flushed")
 		}
-		s.untilCluster(primary, "both disks have everything", func(c *mgmt.Cluster) bool {
+		s.untilCluster(primary, "all disks have everything", func(c *mgmt.Cluster) bool {
 			m := &c.Mirrors[0]
-			done = copiesText(m) == "a in sync, b in sync" && m.Role == "primary" && m.Records == 0 && m.Unapplied == 0 && m.Unflushed == 0
+			done = isLevel(m) && m.Role == "primary" && m.Records == 0 && m.Unapplied == 0 && m.Unflushed == 0
 			return done || m.Role != "primary"
 		})
 	}
@@ -458,13 +491,19 @@ func TestMirror(t *testing.T) {
 // equal compares the copies of nodes that do not run.
 func (s *site) equal() {
 	s.t.Helper()
-	a, err := os.ReadFile(s.path("a", "disk.img"))
-	if err != nil {
-		s.t.Fatal(err)
+	disks, err := filepath.Glob(s.path("*", "disk.img"))
+	if err != nil || len(disks) < 2 {
+		s.t.Fatalf("%v: %v", disks, err)
 	}
-	b, err := os.ReadFile(s.path("b", "disk.img"))
-	if err != nil || string(a) != string(b) || len(a) != mirrorSize {
-		s.t.Errorf("the copies differ, or have another size: %v", err)
+	var first []byte
+	for i, disk := range disks {
+		b, err := os.ReadFile(disk)
+		if i == 0 {
+			first = b
+		}
+		if err != nil || len(b) != mirrorSize || string(b) != string(first) {
+			s.t.Errorf("%s and %s differ, or have another size: %v", disks[0], disk, err)
+		}
 	}
 }
 

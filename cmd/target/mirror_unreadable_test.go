@@ -82,11 +82,7 @@ func TestMirrorBadPage(t *testing.T) {
 	isRepaired := func(written <-chan struct{}) {
 		t.Helper()
 		h.reads(1, first, n, primary)
-		select {
-		case <-written:
-		case <-h.ctx.Done():
-			t.Fatal("the page is not written anew")
-		}
+		s.awaits(written, "the page is written anew")
 		h.reads(1, first, n, primary)
 	}
 	h.write(1, first, n, primary)
@@ -129,6 +125,44 @@ func TestMirrorBadPage(t *testing.T) {
 	s.kill(back)
 	h.reads(3, page, 1, primary)
 	h.reads(1, first, page-first, primary)
+}
+
+// TestMirrorUnreadableWritten: the only copy in sync does not keep a page of its disk, and a host writes the page while the other copy is brought
+// level. That one has it from the host, goes without nothing, and shows it.
+func TestMirrorUnreadableWritten(t *testing.T) {
+	if !isApartBeside(t) {
+		return
+	}
+	s, media, h, primary, back := newPages(t)
+	const page, first, n = 2060, 2048, 16 // behind all that is copied at a time
+	write := func(value byte) {
+		h.write(value, 0, n, primary)
+		h.write(value, first, n, primary)
+	}
+	write(1)
+	s.kill(back)
+	write(2)
+	media[primary].Ruin(page, false)
+	held := media[back].Hold(0)
+	s.start(back)
+	s.awaits(held, "the copy is brought level")
+	h.write(3, page, 1, primary)
+	media[back].Heal()
+	s.servedBy(back)
+	h.reads(3, page, 1, back)
+	h.reads(2, 0, n, back)
+	h.reads(2, first, page-first, back)
+	h.reads(2, page+1, first+n-page-1, back)
+}
+
+// awaits waits for an event.
+func (s *site) awaits(event <-chan struct{}, what string) {
+	s.t.Helper()
+	select {
+	case <-event:
+	case <-time.After(time.Minute):
+		s.t.Fatalf("not yet: %s", what)
+	}
 }
 
 // TestMirrorUnreadable: the only copy in sync cannot read a page of its disk while the other one is brought level. That gets in sync, status

@@ -60,19 +60,8 @@ func (s *site) hasAddresses() (primary string) {
 
 // newFollower is a host that has one path only: the address that moves. It may be told of no error but by the end of its session.
 func newFollower(ctx context.Context, s *site, at string) *multipath {
-	m := &multipath{t: s.t, ctx: ctx, strict: true, patience: pathTime}
-	for i := range m.urls {
-		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		m.urls[i] = u
-	}
-	s.t.Cleanup(func() {
-		for i := range m.paths {
-			m.drop(m.paths[i])
-		}
-	})
+	m := newMultipathAt(ctx, s, at, at)
+	m.strict = true
 	return m
 }
 

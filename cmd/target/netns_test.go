@@ -20,6 +20,9 @@ const apart = "ONESHOT_TEST_APART"
 // isApart says whether the test runs in namespaces of its own. If it does not, it is run there, to its end, by another process.
 func isApart(t *testing.T) bool {
 	if os.Getenv(apart) == t.Name() {
+		if err := up("lo"); err != nil {
+			t.Fatal(err)
+		}
 		return true
 	}
 	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -68,7 +71,6 @@ func hardware(net, number int) net.HardwareAddr {
 
 func newNetwork(t *testing.T) *network {
 	n := &network{t: t, spaces: map[string]int{}}
-	n.must(up("lo"))
 	for net := 1; net <= 2; net++ {
 		a := netlink.NewLinkAttrs()
 		a.Name = fmt.Sprint("switch", net)

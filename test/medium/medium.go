@@ -42,6 +42,7 @@ type Medium struct {
 	spoiled map[int]chan struct{} // guarded by mu; pages that cannot be read until they are written; closed then
 	ruined  map[int]bool          // guarded by mu; pages that cannot be read; true: nor written
 	slow    *slowness             // guarded by mu; nil: a disk that is as fast as it can
+	held    *holding              // guarded by mu; nil: no page is
 	lost    func()                // guarded by mu
 }
 
@@ -59,6 +60,14 @@ type Options struct {
 type slowness struct {
 	reads, writes time.Duration // writes: syncs as well
 	over          chan struct{} // closed when the disk is well again
+}
+
+// holding is a page to which no write ends.
+type holding struct {
+	page int
+	come chan struct{} // closed when the first write has come
+	once sync.Once
+	over chan struct{} // closed when the page is as others
 }
 
 const (
@@ -184,7 +193,7 @@ func (m *Medium) Slow(reads, writes time.Duration) {
 // Hang has no request end, until Heal. A process that has one under way cannot be killed.
 func (m *Medium) Hang() { m.Slow(math.MaxInt64, math.MaxInt64) }
 
-// Heal ends what Slow, Hang, Spoil or Ruin has begun; requests that wait end at once.
+// Heal ends what Slow, Hang, Hold, Spoil or Ruin has begun; requests that wait end at once.
 func (m *Medium) Heal() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -201,6 +210,20 @@ func (m *Medium) heal() {
 		close(m.slow.over)
 		m.slow = nil
 	}
+	if m.held != nil {
+		close(m.held.over)
+		m.held = nil
+	}
+}
+
+// Hold has no write to a page of 4096 bytes, counted from 0, end, until Heal or another call. The channel is closed when the first one has come. Linux lets
+// other writes and syncs of the file wait behind it; reads go on. A process that has one under way cannot be killed.
+func (m *Medium) Hold(page int) (come <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.heal()
+	m.held = &holding{page: page, come: make(chan struct{}), over: make(chan struct{})}
+	return m.held.come
 }
 
 // Spoil has a page of 4096 bytes, counted from 0, which is good, be unreadable until it is written, or until Heal; the channel is closed then.
@@ -260,7 +283,7 @@ func (m *Medium) serve() {
 		case fuseForget, fuseBatchForget, fuseInterrupt:
 			continue // have no answer
 		}
-		if wait := m.takes(op); wait != nil {
+		if wait := m.takes(op, b[fuseInHeader:n]); wait != nil {
 			in := bytes.Clone(b[fuseInHeader:n])
 			m.wg.Go(func() {
 				wait()
@@ -273,9 +296,13 @@ func (m *Medium) serve() {
 }
 
 // takes returns what waits as long as a slow disk takes for a request. nil: no time.
-func (m *Medium) takes(op uint32) (wait func()) {
+func (m *Medium) takes(op uint32, in []byte) (wait func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if h := m.held; h != nil && h.isFor(op, in) {
+		h.once.Do(func() { close(h.come) })
+		return func() { <-h.over }
+	}
 	slow, d := m.slow, time.Duration(0)
 	switch {
 	case slow == nil:
@@ -294,6 +321,18 @@ func (m *Medium) takes(op uint32) (wait func()) {
 		case <-slow.over:
 		}
 	}
+}
+
+// isFor says whether a request changes the page.
+func (h *holding) isFor(op uint32, in []byte) bool {
+	if op != fuseWrite && op != fuseFallocate {
+		return false
+	}
+	off, n := le64(in[8:]), le64(in[16:])
+	if op == fuseWrite {
+		n = int(le32(in[16:]))
+	}
+	return off < (h.page+1)*mediumPage && h.page*mediumPage < off+n
 }
 
 // do does a request and answers it.

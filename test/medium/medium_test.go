@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMedium: a disk that hangs ends its requests when it is well again, a page that cannot be read can when it was written, and a power cut takes
-// nothing that was synced, and all or nothing of a page that was not.
+// TestMedium: a disk that hangs ends its requests when it is well again, a write that is held changes nothing before, a page that cannot be read can
+// when it was written, and a power cut takes nothing that was synced, and all or nothing of a page that was not.
 func TestMedium(t *testing.T) {
 	m := New(t, filepath.Join(t.TempDir(), "disk"), 64*mediumPage, 1)
 	fd, err := unix.Open(m.File(), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -58,6 +58,29 @@ func TestMedium(t *testing.T) {
 		m.Heal()
 		if isEarly, err := <-early, <-end; isEarly || err != nil {
 			t.Errorf("a request to a disk that hangs ends before it is well: %t, %v", isEarly, err)
+		}
+	}
+
+	write(4, 1)
+	come := m.Hold(5)
+	healed.Store(false)
+	early := make(chan bool, 1)
+	go func() {
+		_, err := unix.Pwrite(fd, bytes.Repeat([]byte{2}, 2*mediumPage), 4*mediumPage)
+		early <- err == nil && !healed.Load()
+	}()
+	<-come
+	if b, err := read(4); b != 1 || err != nil {
+		t.Errorf("a page whose write is held has %d: %v", b, err)
+	}
+	healed.Store(true)
+	m.Heal()
+	if <-early {
+		t.Error("a write that is held ends before the disk is well")
+	}
+	for page := 4; page < 6; page++ {
+		if b, err := read(page); b != 2 || err != nil {
+			t.Errorf("page %d has %d after its write: %v", page, b, err)
 		}
 	}
 
