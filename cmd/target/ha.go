@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -280,14 +281,14 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 	fmt.Fprintln(t, "\nMIRROR\tSTATE\tSIZE\tPRIMARY\tTHIS NODE\tCOPIES\tLOG")
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, mirrorState(m), config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), logText(m))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, mirrorState(c, m), config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), logText(m))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	before := "\n"
 	for i := range c.Mirrors {
-		for _, text := range mirrorNews(&c.Mirrors[i]) {
+		for _, text := range mirrorNews(c, &c.Mirrors[i]) {
 			fmt.Fprintf(w, "%smirror %s: %s\n", before, c.Mirrors[i].Name, text)
 			before = ""
 		}
@@ -301,13 +302,8 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 }
 
 // mirrorState says how a mirror is, in a word.
-func mirrorState(m *mgmt.Mirror) string {
-	level := 0
-	for i := range m.Copies {
-		if m.Copies[i].State == mgmt.CopyInSync {
-			level++
-		}
-	}
+func mirrorState(c *mgmt.Cluster, m *mgmt.Mirror) string {
+	level := inSync(m)
 	switch {
 	case m.Trouble != "":
 		return "trouble"
@@ -315,8 +311,12 @@ func mirrorState(m *mgmt.Mirror) string {
 		return "cut off"
 	case m.Primary == "" || m.Role == "waiting":
 		return "not served"
-	case m.Role == "taking over":
+	case m.Role == "taking over" && hasLeader(c):
 		return "switching"
+	case m.Primary == c.Node && m.Role != mgmt.RolePrimary: // it has the office, and cannot serve
+		return "not served"
+	case !isUp(c, m.Primary):
+		return primaryDown
 	case level < m.MinCopies:
 		return "held"
 	case level < len(m.Copies):
@@ -325,8 +325,29 @@ func mirrorState(m *mgmt.Mirror) string {
 	return "healthy"
 }
 
+// primaryDown is the state of a mirror whose primary the node that answers does not hear. It may serve nevertheless.
+const primaryDown = "primary down"
+
+// inSync counts the copies that are.
+func inSync(m *mgmt.Mirror) (n int) {
+	for i := range m.Copies {
+		if m.Copies[i].State == mgmt.CopyInSync {
+			n++
+		}
+	}
+	return n
+}
+
+func hasLeader(c *mgmt.Cluster) bool {
+	return slices.ContainsFunc(c.Members, func(m mgmt.Member) bool { return m.Leads })
+}
+
+func isUp(c *mgmt.Cluster, name string) bool {
+	return slices.ContainsFunc(c.Members, func(m mgmt.Member) bool { return m.Name == name && m.Up })
+}
+
 // mirrorNews says what has happened to a mirror, as the node that answers knows.
-func mirrorNews(m *mgmt.Mirror) (news []string) {
+func mirrorNews(c *mgmt.Cluster, m *mgmt.Mirror) (news []string) {
 	if t := m.Takeover; t != nil {
 		text := fmt.Sprintf("this node is the primary of term %d since %s, by a planned switch", t.Term, t.At.Format(time.DateTime))
 		if !t.Planned {
@@ -343,8 +364,13 @@ func mirrorNews(m *mgmt.Mirror) (news []string) {
 		}
 		news = append(news, text+", and hears too few of the others since: one of them may be the primary now, and until this node knows it answers nothing")
 	}
-	if mirrorState(m) == "held" {
+	switch state := mirrorState(c, m); {
+	case state == "held":
 		news = append(news, fmt.Sprintf("writes wait until %d copies are in sync (min_copies)", m.MinCopies))
+	case state == primaryDown && !hasLeader(c):
+		news = append(news, fmt.Sprintf("this node does not hear the primary, %s; without a majority of the voters nobody takes its place", m.Primary))
+	case state == primaryDown && inSync(m) < 2:
+		news = append(news, fmt.Sprintf("this node does not hear the primary, %s; no other copy is in sync, so if that node is lost hosts wait for it", m.Primary))
 	}
 	if len(m.Addresses) > 0 {
 		news = append(news, "this machine has "+strings.Join(m.Addresses, ", "))

@@ -64,6 +64,42 @@ func TestLeftAtACutOffNode(t *testing.T) {
 	}
 }
 
+// TestStatesWithoutPrimary: what a node says of a mirror whose primary it does not hear, or that it should serve itself and does not.
+func TestStatesWithoutPrimary(t *testing.T) {
+	inSync, stale := mgmt.Copy{Node: "b", State: mgmt.CopyInSync}, mgmt.Copy{Node: "b", State: mgmt.CopyStale}
+	for _, c := range []struct {
+		what       string
+		isUp       bool // a
+		leads      bool // w
+		role       string
+		primary    string
+		b          mgmt.Copy
+		want, news string
+	}{
+		{"a serves", true, true, "follower", "a", inSync, "healthy", ""},
+		{"it is taken over", false, true, "taking over", "a", inSync, "switching", ""},
+		{"a is lost, and w", false, false, "taking over", "a", inSync, "primary down", "without a majority of the voters nobody takes its place"},
+		{"a is lost, and had the only copy", false, true, "follower", "a", stale, "primary down", "no other copy is in sync, so if that node is lost hosts wait for it"},
+		{"as a witness sees it", false, true, mgmt.RoleNoCopy, "a", stale, "primary down", "no other copy is in sync"},
+		{"the disk of b, the only copy, was exchanged", false, true, "follower", "b", inSync, "not served", ""},
+		{"b serves alone", false, true, mgmt.RolePrimary, "b", inSync, "degraded", ""},
+	} {
+		a := mgmt.Copy{Node: "a", State: mgmt.CopyInSync}
+		if c.primary == "b" {
+			a.State = mgmt.CopyStale
+		}
+		cluster := &mgmt.Cluster{
+			Node:    "b",
+			Members: []mgmt.Member{{Name: "a", Up: c.isUp}, {Name: "b", Up: true}, {Name: "w", Up: c.leads, Leads: c.leads}},
+			Mirrors: []mgmt.Mirror{{Name: "disk", Primary: c.primary, Role: c.role, Copies: []mgmt.Copy{a, c.b}}},
+		}
+		state, news := mirrorState(cluster, &cluster.Mirrors[0]), strings.Join(mirrorNews(cluster, &cluster.Mirrors[0]), "; ")
+		if state != c.want || !strings.Contains(news, c.news) || c.news == "" && news != "" {
+			t.Errorf("%s: %s: %s", c.what, state, news)
+		}
+	}
+}
+
 // Why nodes are down stands below the table, which sentences would make too wide to read, and once only if it is what this node is told. A node
 // without a copy has no log.
 func TestReasonsBelowTable(t *testing.T) {

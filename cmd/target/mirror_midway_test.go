@@ -52,7 +52,7 @@ func TestMirrorLostMeanwhile(t *testing.T) {
 		s.refuses(l, 1)
 		s.untilCluster("b", "b knows that a is lost", func(c *mgmt.Cluster) bool {
 			m := &c.Mirrors[0]
-			return !c.Members[0].Up && (c.Members[1].Leads || c.Members[2].Leads) && m.Role == "follower" && strings.HasPrefix(copiesText(m), "a in sync, b not in sync")
+			return !c.Members[0].Up && (c.Members[1].Leads || c.Members[2].Leads) && mirrorState(c, m) == primaryDown && strings.HasPrefix(copiesText(m), "a in sync, b not in sync")
 		})
 	}
 	servesNothing()

@@ -83,7 +83,7 @@ func TestMirrorMinCopies(t *testing.T) {
 	s.startAll()
 	primary := s.level("a")
 	s.kill(other(primary))
-	s.untilCluster(primary, "the primary is alone", func(c *mgmt.Cluster) bool { return mirrorState(&c.Mirrors[0]) == "held" })
+	s.untilCluster(primary, "the primary is alone", func(c *mgmt.Cluster) bool { return mirrorState(c, &c.Mirrors[0]) == "held" })
 	session, err := newHost(t.Context(), s, "held").login(primary)
 	if err != nil {
 		t.Fatal(err)

@@ -122,7 +122,7 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 		}
 		for i := range c.Mirrors {
 			m := &c.Mirrors[i]
-			fmt.Fprintf(w, "mirror         %s: %s; primary %s; %s\n", m.Name, mirrorState(m), orDash(m.Primary), copiesText(m))
+			fmt.Fprintf(w, "mirror         %s: %s; primary %s; %s\n", m.Name, mirrorState(c, m), orDash(m.Primary), copiesText(m))
 		}
 	}
 	c := now.Counters
