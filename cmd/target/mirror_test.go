@@ -462,7 +462,8 @@ func (s *site) stopAll() {
 }
 
 // TestMirror: a disk on two nodes. The primary is killed under load, the host goes on at the other node with all that was
-// acknowledged; the former one returns, gets what it lacks, and takes over when the other one is killed.
+// acknowledged; the former one returns, gets what it lacks, and takes over when the other one is killed. Then the other copy is killed: the primary
+// goes on alone, and the copy gets what it lacks, and serves it.
 func TestMirror(t *testing.T) {
 	s := newMirror(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
@@ -479,6 +480,11 @@ func TestMirror(t *testing.T) {
 		l.more(200)
 		s.start(lost)
 	}
+	primary := s.level("w")
+	s.kill(other(primary))
+	l.more(200)
+	s.start(other(primary))
+	s.servedBy(other(primary))
 	l.end()
 	if m.moves < 2 {
 		t.Errorf("the host has changed its path %d times", m.moves)
