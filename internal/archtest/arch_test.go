@@ -104,7 +104,7 @@ var rules = []rule{
 	// The driver and the card know each other by what they share, and by nothing else.
 	{pkg: "transport/rdma/nic", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/nic/shm", "internal/ring"}},
 	{pkg: "transport/rdma/nic/shm", may: []string{"transport/rdma"}},
-	{pkg: "transport/rdma/nic/card", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/iwarp", "transport/rdma/nic/shm"}},
+	{pkg: "transport/rdma/nic/card", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/iwarp", "transport/rdma/nic/shm"}, tests: []string{"transport/rdma/local"}},
 	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "internal/rounds", "mem"}},
 	{pkg: "transport/rdma/verbs/internal/finder"},
 	{pkg: "transport/rdma/verbs/fake", may: []string{"transport/rdma/verbs/internal/finder"}}, // stands for libibverbs and librdmacm in tests

@@ -6,6 +6,7 @@
 //	receive.go    queues of receives, own and shared
 //	queuepair.go  the queue pair, whatever is at its far end
 //	listen.go     addresses "pair:N"
+//	narrow.go     a device that reaches one of these alone
 //	pair.go       two queue pairs: a copy takes the place of the wire
 //	endpoint.go   a queue pair to a store: connecting and ending
 //	order.go      which work may start, and whose completion is next

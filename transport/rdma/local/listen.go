@@ -115,6 +115,9 @@ type request struct {
 	over bool       // answered, or given up; guarded by mu
 }
 
+// Origin returns the device of the queue pair that asks, with r, for a connection with a listener of this package. It is of this process.
+func Origin(r rdma.Request) *Device { return r.(*request).from.dev }
+
 // Device implements rdma.Request.
 func (r *request) Device() rdma.Device { return r.l.dev }
 

@@ -166,6 +166,22 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 	return n, err
 }
 
+// Unfinished returns how many requests are posted and not done, signalled or not. Those that are done have left their completions in
+// the completion queue. A card counts by it what its program may use again (transport/rdma/nic/card).
+func (q *queuePair) Unfinished() int {
+	if e := q.endpoint.Load(); e != nil {
+		e.mu.Lock()
+		defer e.unlock()
+		return e.n
+	}
+	if h := q.half.Load(); h != nil {
+		h.link.mu.Lock()
+		defer h.link.mu.Unlock()
+		return h.sq.Len()
+	}
+	return 0
+}
+
 // PostReceive implements rdma.QueuePair.
 func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 	if q.shared {

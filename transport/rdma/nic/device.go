@@ -1,6 +1,7 @@
 package nic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ const DefaultSocket = "/run/oneshot/nic.sock"
 // Config configures a device.
 type Config struct {
 	Socket string       // of the card; "": DefaultSocket
+	Server string       // who serves Socket, for people who find that nobody does; "": the command "target nic"
 	Logger *slog.Logger // nil: silence
 	// Poll is how long this process looks for completions and answers before it sleeps. It takes a processor for that time,
 	// so it pays only if the card has another one. 0: it sleeps at once.
@@ -98,7 +100,7 @@ func Open(c Config) (*Device, error) {
 	}
 	u, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.Socket, Net: "unixpacket"})
 	if err != nil {
-		return nil, fmt.Errorf("nic: no card at %s, which `target nic --socket %s` would be: %w", c.Socket, c.Socket, err)
+		return nil, fmt.Errorf("nic: nobody answers at %s, which %s would: %w", c.Socket, cmp.Or(c.Server, "`target nic --socket "+c.Socket+"`"), err)
 	}
 	d, err := begin(u, c)
 	if err != nil {

@@ -239,7 +239,10 @@ func (x *domain) Register(b []byte, a rdma.Access) (rdma.Region, error) {
 	d := x.dev
 	m := &d.memory
 	in, off := m.find(b)
-	if in == nil {
+	switch {
+	case in == nil && d.isLost(): // it may be of a Lasting, which has not lent it to a card that has gone
+		return nil, d.lostErr
+	case in == nil:
 		return nil, errNotOurs
 	}
 	number, err := m.take(&m.regions)

@@ -213,12 +213,24 @@ func newCard(t testing.TB) rdma.Device {
 // newCardOf is newCard, with what ends the card.
 func newCardOf(t testing.TB) (_ *nic.Device, stop func()) {
 	t.Helper()
+	return newCardWith(t, card.Config{})
+}
+
+// newProgram returns a device of a program of this host: a card whose queue pairs reach the service within the process that serves both.
+func (f *far) newProgram(t testing.TB) rdma.Device {
+	t.Helper()
+	d, _ := newCardWith(t, card.Config{Open: func(card.Peer) (rdma.Device, error) { return local.OpenNarrow(local.Config{}, f.l), nil }})
+	return d
+}
+
+func newCardWith(t testing.TB, c card.Config) (_ *nic.Device, stop func()) {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), "nic")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- card.New(card.Config{}).Serve(ctx, l) }()
+	go func() { done <- card.New(c).Serve(ctx, l) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		check(t, <-done)
@@ -266,6 +278,7 @@ func TestEndpoints(t *testing.T) {
 			rdmatest.RunEndpoint(t, suite(c.here, c.away, c.listen, service.Config{}))
 		})
 	}
+	t.Run("program", func(t *testing.T) { rdmatest.RunEndpoint(t, programSuite(service.Config{})) })
 	// Works take several requests, which wait for memory and credits.
 	t.Run("little memory", func(t *testing.T) {
 		rdmatest.RunEndpointModel(t, suite(newLocal, newLocal, "pair:0", service.Config{Memory: mem.PageSize, Credits: 5}))
@@ -280,6 +293,15 @@ func suite(here, away func(testing.TB) rdma.Device, listen string, c service.Con
 		return rdmatest.Endpoint{
 			Device: d, Address: f.l.Addr().String() + "/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut,
 		}
+	}
+}
+
+// programSuite is suite for a program of the host that serves.
+func programSuite(c service.Config) func(*testing.T, *rdmatest.Volatile) rdmatest.Endpoint {
+	return func(t *testing.T, s *rdmatest.Volatile) rdmatest.Endpoint {
+		f := newFar(t, s, newLocal(t), "pair:0", c)
+		d := open(t, remote.Config{Device: f.newProgram(t)})
+		return rdmatest.Endpoint{Device: d, Address: "here/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut}
 	}
 }
 

@@ -1,12 +1,13 @@
-// Package card is the half of an RDMA device in another process that runs the queue pairs: those of iwarp, for the
-// programs that connect to a socket (package nic). What it shares with them is in package shm.
+// Package card is the half of an RDMA device in another process that runs the queue pairs: those of a device in this process, iwarp
+// or local, for the programs that connect to a socket (package nic). What it shares with them is in package shm.
 //
 //	card.go      Server: the socket, and who comes
 //	client.go    a program: its rings, what it holds, and its end
 //	request.go   what it asks for over the socket
 //	command.go   what it asks for over its ring of commands: registrations, windows
-//	work.go      descriptors ─► work requests of iwarp
-//	complete.go  completions of iwarp ─► its ring of completions
+//	work.go      descriptors ─► work requests of the device
+//	complete.go  completions of the device ─► its ring of completions
+//	peer.go      who a program is
 //	poll.go      looking for work before sleep
 //
 // Nothing of what a program writes is believed. A position that lies, or a message that no driver sends, ends that
@@ -23,18 +24,24 @@ import (
 	"sync/atomic"
 	"time"
 
+	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 )
 
 // Config configures a Server. The zero value is valid.
 type Config struct {
 	Logger *slog.Logger // nil: silence
-	// Device is the configuration of the device that each program gets. Its Logger is replaced.
-	Device iwarp.Config
+	// Open makes the device of a program, which the Server closes. Its regions are those of package soft, and its queue pairs
+	// have the methods of queuePair. nil: each program has one of iwarp.
+	Open func(Peer) (rdma.Device, error)
 	// Memory bounds the memory that one program shares, rings and arenas; octets. 0: 1 GiB.
 	Memory int64
+	// Together bounds what all programs share; octets. 0: there is no such bound.
+	Together int64
 	// Programs bounds how many programs are served at a time. 0: 64.
 	Programs int
+	// ProgramsOfUser bounds how many of them belong to one user. 0: Programs.
+	ProgramsOfUser int
 	// Poll is how long the card looks for what a program posts before it sleeps. It takes a processor for that time; no more
 	// than half of the processors poll. 0: the card sleeps at once.
 	Poll time.Duration
@@ -55,6 +62,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	clients map[*client]struct{}
+	shared  atomic.Int64 // octets that programs share
 }
 
 // New makes a server.
@@ -68,7 +76,12 @@ func New(c Config) *Server {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	c.Device.Logger = c.Logger
+	if c.ProgramsOfUser <= 0 {
+		c.ProgramsOfUser = c.Programs
+	}
+	if c.Open == nil {
+		c.Open = func(Peer) (rdma.Device, error) { return iwarp.Open(iwarp.Config{Logger: c.Logger}) }
+	}
 	return &Server{cfg: c, log: c.Logger, clients: make(map[*client]struct{})}
 }
 
@@ -121,12 +134,22 @@ func (s *Server) accept(ctx context.Context, l Listener) error {
 func (s *Server) serve(u *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.clients) >= s.cfg.Programs {
-		s.log.Warn("nic: too many programs; one more is turned away", "programs", len(s.clients))
+	peer, err := peerOf(u)
+	switch {
+	case err != nil:
+	case len(s.clients) >= s.cfg.Programs:
+		s.log.Warn("nic: too many programs; one more is turned away", "programs", len(s.clients), "pid", peer.PID)
+		_ = u.Close()
+		return
+	case s.programsOf(peer.UID) >= s.cfg.ProgramsOfUser:
+		s.log.Warn("nic: too many programs of one user; one more is turned away", "uid", peer.UID, "programs", s.cfg.ProgramsOfUser, "pid", peer.PID)
 		_ = u.Close()
 		return
 	}
-	c, err := newClient(s, u)
+	var c *client
+	if err == nil {
+		c, err = newClient(s, u, peer)
+	}
 	if err != nil {
 		s.log.Error("nic: cannot serve a program", "reason", err)
 		_ = u.Close() // if newClient has not done so
@@ -140,3 +163,30 @@ func (s *Server) serve(u *net.UnixConn) {
 		s.mu.Unlock()
 	})
 }
+
+// programsOf returns how many programs of a user are served. The lock is held.
+func (s *Server) programsOf(uid uint32) (n int) {
+	for c := range s.clients {
+		if c.peer.UID == uid {
+			n++
+		}
+	}
+	return n
+}
+
+// queuePair is what the card needs of a queue pair of Config.Open.
+type queuePair interface {
+	rdma.QueuePair
+	// Unfinished returns how many requests are posted and not done, signalled or not. Those that are done have left their
+	// completions in the completion queue.
+	Unfinished() int
+}
+
+// chooser is a queue pair whose program chooses STags, as it has to for windows and one-shot (iwarp.QueuePair). A device without such
+// queue pairs has neither in its Limits.
+type chooser interface {
+	SetAside(n int) ([]rdma.STag, error)
+}
+
+// asker is a queue pair that does not wait for receives (iwarp.QueuePair): it asks for those that the card has not taken yet.
+type asker interface{ OnEmpty(f func()) }

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
-	"oneshot/transport/rdma/iwarp"
 	"oneshot/transport/rdma/nic/shm"
 	"oneshot/transport/rdma/soft"
 )
@@ -23,7 +22,7 @@ import (
 type client struct {
 	srv    *Server
 	log    *slog.Logger
-	pid    int32
+	peer   Peer
 	sock   *shm.Socket
 	ctl    *shm.Control
 	fd     int       // of ctl, until the program has it
@@ -87,7 +86,7 @@ type queue struct {
 type pair struct {
 	c        *client
 	number   uint32
-	qp       iwarp.QueuePair
+	qp       queuePair
 	sq, rq   *queue
 	shared   bool
 	consumed atomic.Uint32 // requests that the device has
@@ -128,18 +127,15 @@ const (
 	maxListeners = 256
 )
 
-func newClient(s *Server, u *net.UnixConn) (c *client, err error) {
+func newClient(s *Server, u *net.UnixConn, peer Peer) (c *client, err error) {
 	c = &client{
-		srv: s, log: s.log, sock: shm.NewSocket(u), fd: -1, out: make(chan message, maxOutgoing),
+		srv: s, log: s.log, peer: peer, sock: shm.NewSocket(u), fd: -1, out: make(chan message, maxOutgoing),
 		queues: make(map[uint32]*queue), domains: make(map[uint32]rdma.Domain), regions: make(map[uint32]*region),
 		windows: make(map[uint32]rdma.Window), arenas: make(map[uint32]*arena), listeners: make(map[uint32]rdma.Listener),
 		requests: make(map[uint32]rdma.Request), connects: make(map[uint64]context.CancelFunc),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	if c.pid, err = peer(u); err != nil {
-		return nil, err
-	}
-	if c.dev, err = iwarp.Open(s.cfg.Device); err != nil {
+	if c.dev, err = s.cfg.Open(peer); err != nil {
 		return nil, err
 	}
 	if c.cq, err = c.dev.NewCompletionQueue(shm.Completions, c.drain); err != nil {
@@ -162,22 +158,6 @@ func newClient(s *Server, u *net.UnixConn) (c *client, err error) {
 	return c, err
 }
 
-// peer returns the process that has connected.
-func peer(u *net.UnixConn) (pid int32, err error) {
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var e error
-	err = raw.Control(func(fd uintptr) {
-		var cred *unix.Ucred
-		if cred, e = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); e == nil {
-			pid = cred.Pid
-		}
-	})
-	return pid, errors.Join(err, e)
-}
-
 // run serves the program until it has gone.
 func (c *client) run() {
 	c.work.Go(c.loop)
@@ -185,9 +165,9 @@ func (c *client) run() {
 	c.end(c.receive())
 	c.takeDown()
 	if c.why == nil {
-		c.log.Info("nic: a program has gone", slog.Int("pid", int(c.pid)))
+		c.log.Info("nic: a program has gone", slog.Int("pid", int(c.peer.PID)))
 	} else {
-		c.log.Warn("nic: a program has gone", slog.Int("pid", int(c.pid)), slog.Any("reason", c.why))
+		c.log.Warn("nic: a program has gone", slog.Int("pid", int(c.peer.PID)), slog.Any("reason", c.why))
 	}
 }
 
@@ -376,6 +356,7 @@ func (c *client) pairs() (list []*pair) {
 
 // release gives back what is left when no queue pair runs any more.
 func (c *client) release() {
+	c.srv.shared.Add(-c.bytes)
 	for _, w := range c.windows {
 		_ = w.Free()
 	}

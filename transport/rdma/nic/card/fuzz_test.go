@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/local"
 	"oneshot/transport/rdma/nic/shm"
 )
 
@@ -20,9 +21,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // program is what a program shares with the card, whose loops do not run: the test has them look.
 type program struct {
-	t     testing.TB
-	c     *client
-	there *net.UnixConn // the program's end of the socket
+	t       testing.TB
+	c       *client
+	there   *net.UnixConn // the program's end of the socket
+	address string        // where its device listens
 	// What both share is mapped once more, as in another process.
 	ctl    *shm.Control
 	queues map[uint32]*shm.Queue
@@ -73,13 +75,20 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func newProgram(t testing.TB, connected bool) *program {
+// newProgram returns a program with a device of iwarp, or of local.
+func newProgram(t testing.TB, connected, isLocal bool) *program {
 	t.Helper()
 	p := &program{t: t, queues: make(map[uint32]*shm.Queue)}
 	here, there := socketpair(t)
 	p.there = there
 	var err error
-	p.c, err = newClient(New(Config{Memory: 8 << 20, Logger: slog.New(p)}), here)
+	config := Config{Memory: 8 << 20, Logger: slog.New(p)}
+	p.address = "127.0.0.1:0"
+	if isLocal {
+		config.Open = func(Peer) (rdma.Device, error) { return local.Open(local.Config{}), nil }
+		p.address = "pair:0"
+	}
+	p.c, err = newClient(New(config), here, Peer{})
 	check(t, err)
 	c := p.c
 	_, _, err = c.newDomain(&shm.Message{Number: itsDomain}, nil)
@@ -117,7 +126,7 @@ func newProgram(t testing.TB, connected bool) *program {
 // connect connects the queue pairs with one another.
 func (p *program) connect() {
 	t, c := p.t, p.c
-	l, err := c.dev.Listen("127.0.0.1:0")
+	l, err := c.dev.Listen(p.address)
 	check(t, err)
 	params := rdma.ConnParams{
 		InitiatorDepth: 4, ResponderResources: 4, OneShot: &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: 4},
@@ -283,8 +292,8 @@ func FuzzProgram(f *testing.F) {
 		{{stepSpill, 240, 15, 1, 2, 3}, {stepWork, byte(rdma.OpSend), 15, 0, 0}},
 		{{stepHint, 9, 9}, {stepRaw, 1, 255, 255, 255}},
 	} {
-		for connected := range 2 {
-			s := []byte{byte(connected)}
+		for kind := range 4 {
+			s := []byte{byte(kind)}
 			for _, b := range list {
 				s = append(s, b...)
 			}
@@ -296,7 +305,8 @@ func FuzzProgram(f *testing.F) {
 			return
 		}
 		s := script(b)
-		p := newProgram(t, s.byte()&1 != 0)
+		kind := s.byte()
+		p := newProgram(t, kind&1 != 0, kind&2 != 0)
 		defer p.close()
 		p.run(s)
 		c := p.c

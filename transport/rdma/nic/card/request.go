@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
-	"oneshot/transport/rdma/iwarp"
 	"oneshot/transport/rdma/nic/shm"
 	"oneshot/transport/rdma/soft"
 )
@@ -92,7 +91,7 @@ func (c *client) hello(m *shm.Message, _ []int) (*shm.Message, []int, error) {
 		shm.CloseAll([]int{fd})
 		return a, nil, fmt.Errorf("the program speaks version %d of the protocol, the card version %d: use programs of one release", m.Version, shm.Version)
 	}
-	c.log.Info("nic: a program has come", slog.Int("pid", int(c.pid)))
+	c.log.Info("nic: a program has come", slog.Int("pid", int(c.peer.PID)))
 	a.Limits = c.limits()
 	fds := []int{fd}
 	for _, b := range []*shm.Bell{c.bell, c.driver} {
@@ -107,11 +106,22 @@ func (c *client) hello(m *shm.Message, _ []int) (*shm.Message, []int, error) {
 
 // share counts n octets that the program shares from now on. The lock is held.
 func (c *client) share(n int64) error {
-	if n <= 0 || n > c.srv.cfg.Memory-c.bytes {
-		return fmt.Errorf("the card maps no more than %d bytes of a program, and has %d", c.srv.cfg.Memory, c.bytes)
+	s := c.srv
+	if n <= 0 || n > s.cfg.Memory-c.bytes {
+		return fmt.Errorf("the card maps no more than %d bytes of a program, and has %d", s.cfg.Memory, c.bytes)
+	}
+	if most := s.cfg.Together; s.shared.Add(n) > most && most > 0 {
+		s.shared.Add(-n)
+		return fmt.Errorf("the card maps no more than %d bytes of all programs together", most)
 	}
 	c.bytes += n
 	return nil
+}
+
+// unshare counts n octets that the program shares no longer. The lock is held.
+func (c *client) unshare(n int64) {
+	c.bytes -= n
+	c.srv.shared.Add(-n)
 }
 
 func (c *client) newArena(m *shm.Message, fds []int) (_ *shm.Message, _ []int, err error) {
@@ -128,7 +138,7 @@ func (c *client) newArena(m *shm.Message, fds []int) (_ *shm.Message, _ []int, e
 	}
 	seg, err := shm.Map(fds[0], int(m.Size))
 	if err != nil {
-		c.bytes -= m.Size
+		c.unshare(m.Size)
 		return nil, nil, err
 	}
 	c.arenas[m.Number] = &arena{seg: seg}
@@ -151,7 +161,7 @@ func (c *client) freeArena(m *shm.Message, _ []int) (*shm.Message, []int, error)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.arenas, m.Number)
-	c.bytes -= int64(len(a.seg.Bytes()))
+	c.unshare(int64(len(a.seg.Bytes())))
 	return nil, nil, a.seg.Close()
 }
 
@@ -204,7 +214,7 @@ func (c *client) newQueue(number uint32, depth int, dom rdma.Domain) (*queue, in
 	}
 	seg, fd, err := shm.Create("nic-queue", n)
 	if err != nil {
-		c.bytes -= int64(n)
+		c.unshare(int64(n))
 		return nil, -1, err
 	}
 	q := &queue{mem: shm.NewQueue(seg, depth), size: int64(n), dom: dom}
@@ -217,7 +227,7 @@ func (c *client) newQueue(number uint32, depth int, dom rdma.Domain) (*queue, in
 func (c *client) drop(number uint32) {
 	if q := c.queues[number]; q != nil {
 		delete(c.queues, number)
-		c.bytes -= q.size
+		c.unshare(q.size)
 		c.count(-int(q.mem.Slots()))
 		_ = q.mem.Close()
 	}
@@ -306,12 +316,14 @@ func (c *client) newPair(m *shm.Message, _ []int) (_ *shm.Message, fds []int, er
 	}
 	qp, err := c.dev.NewQueuePair(config)
 	if err == nil {
-		p.qp = qp.(iwarp.QueuePair)
-		p.qp.OnEmpty(func() { // what the program has posted may not be here yet
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.consume(p.rq)
-		})
+		p.qp = qp.(queuePair)
+		if a, ok := qp.(asker); ok {
+			a.OnEmpty(func() { // what the program has posted may not be here yet
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.consume(p.rq)
+			})
+		}
 	}
 	return nil, fds, err
 }
@@ -340,13 +352,17 @@ const (
 
 // setAside sets n STags aside for a queue pair.
 func (p *pair) setAside(n int) ([]rdma.STag, error) {
+	chooses, ok := p.qp.(chooser)
+	if !ok {
+		return nil, rdma.ErrUnsupported
+	}
 	c := p.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n > maxAside-c.aside {
 		return nil, fmt.Errorf("nic: more than %d STags at a time", maxAside)
 	}
-	tags, err := p.qp.SetAside(n)
+	tags, err := chooses.SetAside(n)
 	c.aside += len(tags)
 	p.aside += len(tags)
 	return tags, err

@@ -37,7 +37,7 @@ func (s stranger) Reject([]byte) error  { s.crowd.rejected.Add(1); return nil }
 // TestCrowd: more strangers want a connection than there may be messages, while the program is held up and reads none. It stays, there is
 // room for the ends of its connections and for answers, and who is not waiting was rejected.
 func TestCrowd(t *testing.T) {
-	p := newProgram(t, false)
+	p := newProgram(t, false, false)
 	defer p.close()
 	const n = 2 * maxOutgoing
 	l := &crowd{left: n}

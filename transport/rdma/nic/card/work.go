@@ -123,7 +123,7 @@ func (c *client) refuse(p *pair, x shm.Completion) {
 
 // wrong ends a queue pair because of a request that no driver posts.
 func (c *client) wrong(p *pair, err error) {
-	c.log.Warn("nic: a program posts what no driver posts", slog.Int("pid", int(c.pid)), slog.Any("reason", err))
+	c.log.Warn("nic: a program posts what no driver posts", slog.Int("pid", int(c.peer.PID)), slog.Any("reason", err))
 	p.qp.Abort(err)
 }
 
