@@ -422,3 +422,27 @@ portals:
 		}
 	}
 }
+
+// A portal for programs of this machine is a socket, relative to the file as other paths are.
+func TestLocalPortal(t *testing.T) {
+	c, err := Parse("/etc/x.yaml", []byte(`
+stores: {a: {type: memory, size: 2MiB, partitioned: true, partitions: {log: {size: 1MiB}}}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {}}]
+portals:
+  - {transport: local}
+  - {transport: local, listen: rdma.sock, serve: partitions}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Portal{
+		{Transport: TransportLocal, Serve: ServePartitions, Socket: DefaultPartitionSocket},
+		{Transport: TransportLocal, Serve: ServePartitions, Socket: "/etc/rdma.sock"},
+	}
+	if diff := cmp.Diff(want, c.Portals, compareValues); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if p := c.Portals[1]; p.Shown() != "/etc/rdma.sock" || p.Address() != "/etc/rdma.sock" || p.Overlaps(c.Portals[0]) || !p.Overlaps(p) {
+		t.Errorf("%s, %s", p.Shown(), p.Address())
+	}
+}

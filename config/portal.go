@@ -22,6 +22,9 @@ type Portal struct {
 	// zero Addr stands for all addresses of both IP versions.
 	Listen netip.AddrPort
 
+	// Socket is the path of the unix socket that programs connect to; empty if the transport is not local. Listen is zero then.
+	Socket string
+
 	// Group is from 1 on: the target portal group tag of iSCSI, and that by which portals of NVMe have access states.
 	Group uint16
 
@@ -74,9 +77,11 @@ const maxWindow = 4096
 
 // Network returns what net.Listen wants for a TCP portal: "tcp4" for an IPv4
 // address, 0.0.0.0 included; "tcp6" for an IPv6 one, [::] included; "tcp", both
-// at once, for the zero address.
+// at once, for the zero address; "unixpacket" for a socket.
 func (p Portal) Network() string {
 	switch {
+	case p.Socket != "":
+		return "unixpacket"
 	case !p.Listen.Addr().IsValid():
 		return "tcp"
 	case p.Listen.Addr().Is4():
@@ -86,8 +91,11 @@ func (p Portal) Network() string {
 }
 
 // Address returns the address for net.Listen: "127.0.0.1:3260", "[::1]:3260", or
-// ":3260" for the zero address.
+// ":3260" for the zero address. Of a socket it is the path.
 func (p Portal) Address() string {
+	if p.Socket != "" {
+		return p.Socket
+	}
 	if !p.Listen.Addr().IsValid() {
 		return ":" + strconv.Itoa(int(p.Listen.Port()))
 	}
@@ -96,7 +104,7 @@ func (p Portal) Address() string {
 
 // Shown returns the address as a configuration has it, with "*" for all addresses.
 func (p Portal) Shown() string {
-	if !p.Listen.Addr().IsValid() {
+	if p.Socket == "" && !p.Listen.Addr().IsValid() {
 		return "*" + p.Address()
 	}
 	return p.Address()
@@ -128,6 +136,7 @@ const (
 	TransportTCP   Transport = "tcp"   // iSCSI over TCP, RFC 7143
 	TransportIWARP Transport = "iwarp" // iSER over RDMA in user space, RFC 7145, RFC 5040
 	TransportVerbs Transport = "verbs" // iSER over the kernel's RDMA devices
+	TransportLocal Transport = "local" // a unix socket and shared memory, for partitions alone
 
 	TransportNVMeTCP  Transport = "nvme-tcp"  // NVMe over Fabrics over TCP
 	TransportNVMeRDMA Transport = "nvme-rdma" // NVMe over Fabrics over the kernel's RDMA devices
@@ -143,7 +152,7 @@ func (t Transport) Kernel() bool { return t == TransportVerbs || t == TransportN
 const AnyDevice = "any"
 
 // transports has one row for each transport.
-var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs, TransportNVMeTCP, TransportNVMeRDMA}
+var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs, TransportLocal, TransportNVMeTCP, TransportNVMeRDMA}
 
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
@@ -186,7 +195,7 @@ func (d *decoder) portals(root *object) []Portal {
 			continue
 		}
 		if i := slices.IndexFunc(portals, func(q Portal) bool { return mayMeet(p.Node, q.Node) && p.Overlaps(q) }); i >= 0 {
-			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Shown())
+			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another %s", portals[i].Pos.Line, portals[i].Shown(), map[bool]string{true: "path", false: "port"}[p.Socket != ""])
 		}
 		if i := slices.IndexFunc(portals, func(q Portal) bool { return mayMeet(p.Node, q.Node) && p.sharesDevice(q) && p.NoPolling != q.NoPolling }); i >= 0 {
 			d.errorf(p.Pos, "the portal in line %d uses the device %s as well, and has another value of polling: write the same in both", portals[i].Pos.Line, portals[i].Device)
@@ -199,6 +208,9 @@ func (d *decoder) portals(root *object) []Portal {
 // Overlaps reports whether the two portals cannot listen at the same time. The kernel's RDMA devices have a
 // port space of their own. (iWARP cards use TCP's; such a collision shows only when the portal is opened.)
 func (p Portal) Overlaps(q Portal) bool {
+	if p.Socket != "" || q.Socket != "" {
+		return p.Socket == q.Socket
+	}
 	a, b := p.Listen, q.Listen
 	if a.Port() != b.Port() || a.Port() == 0 || p.Transport.Kernel() != q.Transport.Kernel() {
 		return false
@@ -232,6 +244,9 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok := set(o.take("transport"), &p.Transport, "a transport", parseTransport) || !o.has("transport")
 	listen := o.take("listen")
 	switch {
+	case p.Transport == TransportLocal:
+		p.Serve = ServePartitions
+		ok = d.socket(listen, o.has("listen"), &p) && ok
 	case listen.given():
 		p.Pos = listen.pos()
 		port := defaultPort
@@ -260,11 +275,35 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.switchedOff(o.take("polling"), &p.NoPolling, p.Transport.Kernel(), pollingIsFor, &p) && ok
 	ok = d.switchedOff(o.take("moderation"), &p.NoModeration, p.Transport == TransportTCP, moderationIsFor, &p) && ok
 	ok = d.clients(o.take("clients"), &p) && ok
+	if p.Transport == TransportLocal && p.Serve != ServePartitions {
+		o.take("serve").errorf("a portal with transport: local serves partitions, and nothing else: write serve: partitions")
+		ok = false
+	}
 	ok = (p.Serve != ServePartitions || d.servePartitions(o, &p)) && ok
 	ok = d.serveObjects(o, &p) && ok
 	ok = (!p.Transport.NVMe() || d.nvmePortal(o, &p)) && ok
 	o.done()
 	return p, ok
+}
+
+// DefaultPartitionSocket is where programs look for the partitions of this host (package endpoint).
+const DefaultPartitionSocket = "/run/oneshot/rdma.sock"
+
+// socket reads listen: PATH of a local portal.
+func (d *decoder) socket(v value, given bool, p *Portal) bool {
+	if !given {
+		p.Socket = DefaultPartitionSocket
+		return true
+	}
+	ok := set(v, &p.Socket, "the path of a socket", parsePath)
+	if ok {
+		p.Pos, p.Socket = v.pos(), resolvePath(d.src.file, p.Socket)
+	}
+	if len(p.Socket) > maxSocketPath {
+		v.errorf("the path %s has %d bytes: that of a unix socket has at most %d", p.Socket, len(p.Socket), maxSocketPath)
+		ok = false
+	}
+	return ok
 }
 
 // moving reads mirror: disk1, and interface: eth0.
@@ -308,7 +347,11 @@ func parseInterface(text string) (string, error) {
 func (d *decoder) servePartitions(o *object, p *Portal) bool {
 	ok := true
 	if p.Transport == TransportTCP || p.Transport.NVMe() {
-		o.take("serve").errorf("partitions are served over RDMA, and the transport is %s: make it transport: iwarp, which needs no device, or verbs", p.Transport)
+		o.take("serve").errorf("partitions are served over RDMA, and the transport is %s: make it transport: iwarp, which needs no device, or verbs, or local for programs of this machine", p.Transport)
+		ok = false
+	}
+	if p.Transport == TransportLocal && len(p.Clients) > 0 {
+		o.take("clients").errorf("clients prove their names, and who connects to a socket is known already: remove it, and grant rights to uid:N or gid:N")
 		ok = false
 	}
 	for _, key := range []string{"group", "advertise", "one_shot"} {

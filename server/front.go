@@ -56,6 +56,7 @@ func newFrontEnds(s surroundings, devices *rdmaDevices, partitions *registry.Reg
 		config.TransportTCP:   &tcpFront{s, moderation},
 		config.TransportIWARP: &iwarpFront{devices, served, &objectFront{serviceFront: serviceFront{surroundings: s, what: "objects"}, heaps: objects}},
 		config.TransportVerbs: kernel,
+		config.TransportLocal: &localFront{served},
 
 		config.TransportNVMeTCP:  &nvmeFront{s, s.nvme},
 		config.TransportNVMeRDMA: kernel,

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"oneshot/config"
+	"oneshot/partition"
 	"oneshot/partition/registry"
 	osp "oneshot/partition/service"
 	"oneshot/transport/rdma"
@@ -40,8 +41,8 @@ func (f *partitionFront) forget(s *osp.Service) {
 	f.mu.Unlock()
 }
 
-// service serves the partitions of a portal on a device.
-func (f *partitionFront) service(p *config.Portal, device rdma.Device) (*osp.Service, error) {
+// service serves the partitions of a portal on a device. identify says what the device knows of who asks; nil: nothing.
+func (f *partitionFront) service(p *config.Portal, device rdma.Device, identify func(rdma.Request) partition.Identity) (*osp.Service, error) {
 	secrets := make(map[string][]byte, len(p.Clients))
 	for i := range p.Clients {
 		secrets[p.Clients[i].Name] = p.Clients[i].Secret.Bytes()
@@ -54,7 +55,8 @@ func (f *partitionFront) service(p *config.Portal, device rdma.Device) (*osp.Ser
 			secret, ok := secrets[name]
 			return secret, ok
 		},
-		Memory: f.limits.MemoryPerConnection, Connections: f.now.Connections, StartTimeout: f.now.StartTimeout, Patience: f.now.Patience,
+		Identify: identify,
+		Memory:   f.limits.MemoryPerConnection, Connections: f.now.Connections, StartTimeout: f.now.StartTimeout, Patience: f.now.Patience,
 	})
 	if err != nil {
 		return nil, err
@@ -87,7 +89,7 @@ func (partitionTarget) Busy() bool { return false }
 func (f *partitionFront) openKernel(p *config.Portal, replaces []portal) (portal, error) {
 	devices := &rdmaDevices{surroundings: f.surroundings}
 	devices.serves = func(_ deviceKey, d rdma.Device, _ func()) (rdmaTarget, error) {
-		s, err := f.service(p, d)
+		s, err := f.service(p, d, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -123,7 +125,7 @@ func (f *partitionFront) end(devices *rdmaDevices) {
 // open opens a portal over RDMA in user space.
 func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	return f.openWith(p, replaces, func(device rdma.Device) (peerService, func(), error) {
-		s, err := f.service(p, device)
+		s, err := f.service(p, device, nil)
 		if err != nil {
 			return nil, nil, err
 		}

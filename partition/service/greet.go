@@ -6,13 +6,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"oneshot/mem"
-	"oneshot/partition"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/local"
@@ -101,7 +101,7 @@ func (c *conn) greetAttach(b []byte) {
 			c.deny(&m)
 			return
 		}
-		c.id = partition.Identity{Name: c.hello.Name}
+		c.id.Name = c.hello.Name
 	} else if m.Proof != (wire.Proof{}) {
 		c.deny(&m)
 		return
@@ -225,15 +225,15 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 		answer.Status = st
 		return nil, answer
 	}
-	if !s.await(m.Session, c.id) || c.isDead() { // else it would take the place of the connection that its client has by now
+	if !s.await(m.Session, c.client()) || c.isDead() { // else it would take the place of the connection that its client has by now
 		return refuse(wire.Busy)
 	}
-	lineage := s.lineage(m.Session, c.id.Name)
+	lineage := s.lineage(m.Session, c.client())
 	forgotten := m.Session != 0 && lineage == 0
 	if forgotten && rdma.Rights(m.Rights)&rdma.RightSole != 0 {
 		return refuse(wire.Replaced) // for all that is known; and he ends nobody
 	}
-	h := &handle{c: c, client: c.id.Name, order: rdma.Order(m.Order)}
+	h := &handle{c: c, client: c.client(), order: rdma.Order(m.Order)}
 	qp, err := s.ends.NewQueuePair(rdma.QueuePairConfig{
 		Domain: s.near.dom, SendCQ: c.ends, RecvCQ: c.ends, MaxWork: s.cfg.Credits, Order: h.order | rdma.FreeFinish,
 	})
@@ -259,7 +259,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	}
 	h.qp, h.info = qp, *qp.Endpoint()
 	for !s.resume(h, m.Session) { // the client has lost that connection, too
-		if c.isDead() || !s.await(m.Session, c.id) {
+		if c.isDead() || !s.await(m.Session, c.client()) {
 			_ = qp.Close()
 			return refuse(wire.Busy)
 		}
@@ -278,13 +278,24 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	return h, answer
 }
 
+// client tells clients apart whose sessions are remembered; empty: nothing is known of him.
+func (c *conn) client() string {
+	switch {
+	case c.id.Name != "":
+		return "name:" + c.id.Name
+	case c.id.Local:
+		return fmt.Sprintf("uid:%d", c.id.UID)
+	}
+	return ""
+}
+
 // await ends the connection of a session whose client has come back on another one, and waits until nothing of it
 // is under way any more. False: that takes too long.
-func (s *Service) await(session uint64, id partition.Identity) bool {
+func (s *Service) await(session uint64, client string) bool {
 	s.mu.Lock()
 	h := s.sessions[session]
 	s.mu.Unlock()
-	if h == nil || h.client != id.Name {
+	if h == nil || h.client != client {
 		return true
 	}
 	h.c.end(errors.New("its client has come back on another connection"))

@@ -1,5 +1,5 @@
-// Package service serves partitions to other machines: the far end of package transport/rdma/remote. It speaks
-// the messages of partition/wire on queue pairs of any device.
+// Package service serves partitions to other machines, and to other programs of this one: the far end of package
+// transport/rdma/remote. It speaks the messages of partition/wire on queue pairs of any device.
 //
 //	 client's queue pair              conn                        handle ── a queue pair of transport/rdma/local
 //	  request ─────────► greeting, then command ─► memory ─► pull ─► order ─► Post ─► partition
@@ -84,6 +84,8 @@ type Config struct {
 	Opener Opener
 	// Secret returns the secret of a client; false: there is no such client. nil: only clients without a name.
 	Secret func(name string) ([]byte, bool)
+	// Identify returns who asks for a connection, as far as the device knows. What a client proves is added. nil: it knows nothing.
+	Identify func(rdma.Request) partition.Identity
 	Logger *slog.Logger // nil: silence
 
 	Credits     int   // requests of a connection without a response; 64, at most 64
@@ -262,6 +264,9 @@ func (s *Service) Accept(req rdma.Request) error {
 		return errors.Join(errNotOurs, req.Reject(nil))
 	}
 	c := &conn{s: s, far: &s.far, peer: req.RemoteAddr().String(), done: make(chan struct{}), handles: make(map[uint32]*handle)}
+	if s.cfg.Identify != nil {
+		c.id = s.cfg.Identify(req)
+	}
 	if s.isolated {
 		dom, err := s.cfg.Device.NewDomain()
 		if err != nil {

@@ -1,0 +1,156 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oneshot/endpoint"
+	"oneshot/mgmt"
+	"oneshot/transport/rdma"
+)
+
+// localText serves the partitions of a file store to programs of this machine.
+const localText = `
+stores: {disk: {type: file, path: disk.img, size: 32MiB, partitioned: true}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {}}]
+portals:
+  - {listen: "127.0.0.1:0"}
+  - {transport: local, listen: rdma.sock, serve: partitions}
+management: {socket: m}
+`
+
+// withoutLocal is localText without the portal for programs.
+var withoutLocal = strings.Replace(localText, "  - {transport: local, listen: rdma.sock, serve: partitions}\n", "", 1)
+
+// local opens a partition through the socket.
+func (r *running) local(partition string, o endpoint.Options) (*endpoint.Endpoint, error) {
+	r.t.Helper()
+	e, err := endpoint.Open(r.t.Context(), "rdma+local:///"+partition+"?socket="+filepath.Join(r.dir, "rdma.sock"), o)
+	if err == nil {
+		r.t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				r.t.Error(err)
+			}
+		})
+	}
+	return e, err
+}
+
+// A program of this machine has the rights of the user that it runs as, which the kernel says. A reload that closes the portal
+// ends its connections; when there is a portal again, it goes on.
+func TestLocalPortal(t *testing.T) {
+	r := serve(t, localText)
+	m := r.manager()
+	us := fmt.Sprintf("uid:%d", os.Geteuid())
+	table := m.divide(mgmt.PartitionAccess{Who: us, Rights: "rwf"}, mgmt.PartitionAccess{Who: "any", Rights: "r"})
+	e, err := r.local("disk/a", endpoint.Options{User: "who has no say", Secret: []byte("here")})
+	m.must(err)
+	if i := e.Info(); i.Size != 4*mib || i.Rights != rdma.RightRead|rdma.RightWrite|rdma.RightFlush || i.Durability != rdma.DurabilityMedium || i.UUID != table.Partitions[0].UUID {
+		t.Errorf("%+v", i)
+	}
+	buf, err := e.Alloc(64 << 10)
+	m.must(err)
+	copy(buf, "from a program")
+	m.must(e.WriteAt(t.Context(), buf, 64<<10))
+	m.must(e.Flush(t.Context()))
+	if got := r.image(table.Partitions[0].Offset+64<<10, 14); string(got) != "from a program" {
+		t.Errorf("the store has %q", got)
+	}
+	if list := r.Endpoints(); len(list) != 1 || list[0].Identity != us {
+		t.Errorf("%+v", list)
+	}
+	list, err := endpoint.List(t.Context(), "rdma+local://?socket="+filepath.Join(r.dir, "rdma.sock"), endpoint.Options{})
+	m.must(err)
+	if len(list) != 2 || list[0].Name != "disk/a" || list[0].Rights != e.Info().Rights {
+		t.Errorf("%+v", list)
+	}
+	if info, err := os.Stat(filepath.Join(r.dir, "rdma.sock")); err != nil || info.Mode().Perm() != 0o666 {
+		t.Errorf("the socket: %v, %v", info.Mode(), err)
+	}
+
+	// Somebody else's rights are not ours.
+	m.must(m.alter("b", mgmt.PartitionChange{Access: &[]mgmt.PartitionAccess{{Who: fmt.Sprintf("uid:%d", os.Geteuid()+1), Rights: "rwf"}}}, false))
+	if _, err := r.local("disk/b", endpoint.Options{}); !errors.Is(err, rdma.ErrNoEndpoint) {
+		t.Errorf("a partition of another user: %v", err)
+	}
+
+	r.apply(withoutLocal)
+	if _, err := os.Stat(filepath.Join(r.dir, "rdma.sock")); err == nil {
+		t.Error("a portal that is gone leaves its socket behind")
+	}
+	if _, err := r.local("disk/a", endpoint.Options{}); err == nil {
+		t.Error("a portal that is gone still serves")
+	}
+	read := make(chan error, 1)
+	go func() { read <- e.ReadAt(t.Context(), buf[:4096], 64<<10) }()
+	r.apply(localText)
+	m.must(<-read)
+	clear(buf)
+	m.must(e.ReadAt(t.Context(), buf, 64<<10))
+	if string(buf[:14]) != "from a program" {
+		t.Errorf("read %q", buf[:14])
+	}
+	late, err := e.Alloc(4096) // of the daemon of now
+	m.must(err)
+	m.must(e.WriteAt(t.Context(), late, 0))
+	m.must(e.Free(late))
+}
+
+// A portal that a reload puts in the place of another one at the same path takes its socket over: nobody finds it gone.
+func TestLocalPortalReplaced(t *testing.T) {
+	r := serve(t, localText)
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "rw"})
+	e, err := r.local("disk/a", endpoint.Options{})
+	m.must(err)
+	buf, err := e.Alloc(4096)
+	m.must(err)
+	old := r.portals[1]
+	next, err := r.listen(&old.config, []portal{old.portal})
+	m.must(err)
+	m.must(next.Close()) // the change is abandoned
+	m.must(e.WriteAt(t.Context(), buf, 0))
+	if _, err := r.local("disk/a", endpoint.Options{}); err != nil {
+		t.Error(err)
+	}
+	next, err = r.listen(&old.config, []portal{old.portal})
+	m.must(err)
+	r.mu.Lock()
+	r.portals[1] = next
+	m.must(old.Close())
+	r.start(next)
+	r.mu.Unlock()
+	m.must(e.WriteAt(t.Context(), buf, 0))
+	if _, err := r.local("disk/a", endpoint.Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// All programs together share no more memory with the daemon than limits.memory, and each a part of it.
+func TestLocalPortalMemory(t *testing.T) {
+	r := serve(t, localText+"limits: {memory: 32MiB}\n")
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "rw"})
+	var es []*endpoint.Endpoint
+	for range 6 {
+		e, err := r.local("disk/a", endpoint.Options{})
+		m.must(err)
+		es = append(es, e)
+	}
+	if _, err := es[0].Alloc(8 * mib); err == nil {
+		t.Error("one program shares a fourth of what all may")
+	}
+	shared := 0
+	for _, e := range es {
+		if _, err := e.Alloc(5 * mib); err == nil {
+			shared++
+		}
+	}
+	if shared == 0 || shared == len(es) {
+		t.Errorf("%d programs share 5 MiB each", shared)
+	}
+}
