@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"oneshot/transport/rdma"
@@ -134,16 +135,16 @@ var rights = map[rdma.Opcode]rdma.Rights{rdma.OpRead: rdma.RightRead, rdma.OpWri
 // do posts one work and waits for its end, over as many connections as it takes.
 func (e *Endpoint) do(ctx context.Context, op rdma.Opcode, p []byte, off int64) error {
 	w := rdma.Work{Op: op, Flags: rdma.Signaled, RemoteOffset: uint64(off)}
-	var sge rdma.SGE
-	if op != rdma.OpFlush {
-		var err error
-		if sge, err = e.SGE(p); err != nil {
-			return err
-		}
-	}
 	begin := time.Now()
 	for tries := 0; ; tries++ {
 		conn := e.now.Load()
+		var sge rdma.SGE
+		if op != rdma.OpFlush { // after conn: its regions may be others than those of the connection before
+			var err error
+			if sge, err = e.SGE(p); err != nil {
+				return err
+			}
+		}
 		// An endpoint ends the connection of a user who asks for what he may not have.
 		if have := conn.info.Rights; have&rights[op] == 0 {
 			return &RightsError{conn.info.Name, rights[op], have}
@@ -251,7 +252,8 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 
 // Reconnect makes a new connection after the old one has ended, if no call has done so yet, and tries for as
 // long as Options.Retry says. When it returns nothing is under way any more of the old one. What was posted on the old one completes. Info may have changed afterwards: a
-// partition that is made smaller ends its connections. An endpoint that was opened with Options.Sole, and whose place another one has
+// partition that is made smaller ends its connections. If the process has gone that the device was in, which may be the daemon of this host, elements
+// of scatter/gather lists have to be made again (SGE). An endpoint that was opened with Options.Sole, and whose place another one has
 // taken, takes its place back: the caller has to look what the partition holds before it writes.
 func (e *Endpoint) Reconnect(ctx context.Context) error {
 	c := e.posts.Load()
@@ -289,6 +291,11 @@ func (e *Endpoint) renew(ctx context.Context, old *conn, former rdma.QueuePair) 
 	begin := time.Now()
 	for tries := 0; ; tries++ {
 		c, err := e.connect(ctx, former)
+		if errors.Is(err, rdma.ErrDeviceLost) {
+			if err = e.move(); err == nil {
+				c, err = e.connect(ctx, former)
+			}
+		}
 		// What is in memory is another partition each time that the store is made anew.
 		if err == nil && c.info.UUID != old.info.UUID && old.info.Durability != rdma.DurabilityNone {
 			err = errors.Join(&AnotherError{c.info.Name, c.info.UUID, old.info.UUID}, c.qp.Close())
@@ -301,6 +308,36 @@ func (e *Endpoint) renew(ctx context.Context, old *conn, former rdma.QueuePair) 
 			return fmt.Errorf("connect with %v again: %w", e.url, err)
 		}
 	}
+}
+
+// move makes another domain and registers all memory there, for the device of those that there are has gone with the process that ran it
+// (nic.Lasting). Nothing is posted by them any more. connecting is held.
+func (e *Endpoint) move() error {
+	dom, err := e.dev.NewDomain()
+	if err != nil {
+		return err
+	}
+	e.registering.Lock()
+	defer e.registering.Unlock()
+	e.mu.Lock()
+	was, before := e.dom, slices.Clone(e.blocks)
+	e.mu.Unlock()
+	now := slices.Clone(before)
+	for i := range now {
+		if now[i].Region, err = dom.Register(before[i].Bytes(), rdma.AccessLocalWrite); err != nil {
+			for _, m := range now[:i] {
+				_ = m.Deregister()
+			}
+			return errors.Join(err, dom.Close())
+		}
+	}
+	e.mu.Lock()
+	e.dom, e.blocks = dom, now
+	e.mu.Unlock()
+	for _, m := range before {
+		err = errors.Join(err, m.Deregister())
+	}
+	return errors.Join(err, was.Close())
 }
 
 // permanent reports whether another try would fail in the same way.

@@ -1,7 +1,7 @@
 // Package endpoint is the client's library for partitions that are RDMA endpoints: it opens one by its URL,
 // whatever carries operations there, and reads, writes and flushes it, or hands the verbs through.
 //
-//	e, err := endpoint.Open(ctx, "rdma+local:///disk1/log", endpoint.Options{Device: d, Durable: true})
+//	e, err := endpoint.Open(ctx, "rdma+local:///disk1/log", endpoint.Options{Durable: true})
 //	buf, err := e.Alloc(1 << 20)              // memory that the device knows
 //	err = e.WriteAt(ctx, buf[:4096], 8192)    // visible to all
 //	err = e.Flush(ctx)                        // durable
@@ -37,7 +37,8 @@ import (
 
 // Options say how an endpoint is to be used.
 type Options struct {
-	// Device reaches rdma+local:// endpoints: that of the process which serves them. It still belongs to the caller.
+	// Device reaches rdma+local:// endpoints of this process, which serves them. It still belongs to the caller. nil: the daemon of this
+	// host serves them.
 	Device rdma.Device
 	// Network leads to other machines: a card in another process (package nic), say. It still belongs to the caller. nil: the
 	// library opens a device.
@@ -80,7 +81,6 @@ type Endpoint struct {
 	dev  rdma.Device
 	addr string       // what Connect takes
 	shut func() error // closes dev, if it is the library's
-	dom  rdma.Domain
 	cq   rdma.CompletionQueue
 
 	connecting sync.Mutex           // held while another connection is made; taken before mu
@@ -90,7 +90,10 @@ type Endpoint struct {
 
 	calls chan *call // that are free
 
-	mu      sync.Mutex // not held over calls of the provider that post
+	registering sync.Mutex // held while memory is registered, or given back; taken after connecting, before mu
+
+	mu      sync.Mutex  // not held over calls of the provider that post
+	dom     rdma.Domain // changed with connecting and registering held
 	done    ring.Ring[rdma.Completion]
 	batch   [64]rdma.Completion
 	pending map[uint64]*call // that are posted, by ID
@@ -272,6 +275,8 @@ func (e *Endpoint) Alloc(n int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("endpoint: %w", err)
 	}
+	e.registering.Lock()
+	defer e.registering.Unlock()
 	r, err := e.dom.Register(b, rdma.AccessLocalWrite)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("endpoint: %d bytes of memory: %w", n, err), free(b))
@@ -288,6 +293,8 @@ func (e *Endpoint) Alloc(n int) ([]byte, error) {
 
 // Free gives memory from Alloc back, all that one call has returned. No work refers to it any more.
 func (e *Endpoint) Free(b []byte) error {
+	e.registering.Lock()
+	defer e.registering.Unlock()
 	e.mu.Lock()
 	i := slices.IndexFunc(e.blocks, func(m block) bool { return address(m.Bytes()) == address(b) && len(m.Bytes()) == len(b) })
 	if i < 0 {
@@ -300,7 +307,7 @@ func (e *Endpoint) Free(b []byte) error {
 	return m.release()
 }
 
-// SGE returns b, a part of memory from Alloc, as an element of a scatter/gather list.
+// SGE returns b, a part of memory from Alloc, as an element of a scatter/gather list. It is good until Reconnect.
 func (e *Endpoint) SGE(b []byte) (rdma.SGE, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,13 +15,16 @@ import (
 
 // identify fills in who asks, where the URL does not say it.
 func (u *URL) identify(o *Options) error {
+	if u.Scheme == Local { // the kernel says who asks
+		return nil
+	}
 	if u.User == "" {
 		u.User = o.User
 	}
 	if len(u.Secret) == 0 {
 		u.Secret = o.Secret
 	}
-	if u.User != "" && len(u.Secret) == 0 && u.Scheme != Local {
+	if u.User != "" && len(u.Secret) == 0 {
 		return fmt.Errorf("%v has a user without a secret, with which he is proved", u)
 	}
 	return nil
@@ -100,7 +103,7 @@ func (l *lister) open(ctx context.Context, d rdma.Device) (err error) {
 	if err := l.receive(); err != nil {
 		return err
 	}
-	return d.Connect(ctx, l.qp, l.u.Address, rdma.ConnParams{PrivateData: []byte(wire.Private)})
+	return d.Connect(ctx, l.qp, l.u.address(), rdma.ConnParams{PrivateData: []byte(wire.Private)})
 }
 
 func (l *lister) close() (err error) {

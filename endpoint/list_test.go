@@ -44,7 +44,7 @@ func TestList(t *testing.T) {
 		"does not know the user": {url, endpoint.Options{User: "owner", Secret: []byte("another")}},
 		"without a secret":       {url, endpoint.Options{User: "owner"}},
 		"names no partition":     {url + "/disk/log", o},
-		"target partition ls":    {"rdma+local://", o},
+		"nobody answers at":      {"rdma+local://?socket=/no/such", o},
 		"begins with":            {"iscsi://h", o},
 	} {
 		if _, err := endpoint.List(t.Context(), c.url, c.o); err == nil || !strings.Contains(err.Error(), want) {

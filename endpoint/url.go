@@ -16,7 +16,7 @@ type Scheme uint8
 
 // The schemes, as URLs begin with them.
 const (
-	Local   Scheme = iota // rdma+local://: a store of this host
+	Local   Scheme = iota // rdma+local://: the daemon of this host, or this process
 	OneShot               // oneshot+iwarp://: iWARP in user space
 	Verbs                 // rdma+verbs://: a device of the kernel's
 )
@@ -29,7 +29,7 @@ const defaultPort = "3262"
 
 // URL names a partition:
 //
-//	rdma+local:///STORE/PARTITION
+//	rdma+local:///STORE/PARTITION[?socket=/run/oneshot/rdma.sock]
 //	oneshot+iwarp://[user[%secret]@]host[:3262]/STORE/PARTITION
 //	rdma+verbs://[user[%secret]@]host[:3262]/STORE/PARTITION[?device=rxe0]
 //
@@ -42,7 +42,11 @@ type URL struct {
 	User    string // who asks; empty: anybody
 	Secret  []byte // with which that is proved
 	Device  string // with Verbs: of the kernel's; empty: the only one
+	Socket  string // with Local: of the daemon; empty: DefaultSocket
 }
+
+// DefaultSocket is where the daemon of this host serves partitions, if its configuration names no other path.
+const DefaultSocket = "/run/oneshot/rdma.sock"
 
 // Names of stores are those of the configuration, names of partitions those of the table.
 var (
@@ -72,8 +76,6 @@ func ParseServiceURL(s string) (u URL, err error) {
 	switch {
 	case err != nil:
 		return u, err
-	case u.Scheme == Local:
-		return u, errors.New("the partitions of this host are listed by target partition ls, or over loopback: oneshot+iwarp://127.0.0.1")
 	case u.Name != "":
 		return u, fmt.Errorf("%q behind the host: the URL of a service names no partition", clip(u.Name))
 	}
@@ -137,6 +139,8 @@ func (u *URL) query(s string) error {
 		switch {
 		case key == "device" && u.Scheme == Verbs:
 			u.Device = v
+		case key == "socket" && u.Scheme == Local && v != "":
+			u.Socket = v
 		default:
 			return fmt.Errorf("a URL that begins with %v:// has no key %q", u.Scheme, clip(key))
 		}
@@ -151,8 +155,11 @@ func (u URL) String() string {
 		s += u.User + "@"
 	}
 	s += u.Address + "/" + u.Name
-	if u.Device != "" {
+	switch {
+	case u.Device != "":
 		s += "?" + url.Values{"device": {u.Device}}.Encode()
+	case u.Socket != "":
+		s += "?" + url.Values{"socket": {u.Socket}}.Encode()
 	}
 	return s
 }

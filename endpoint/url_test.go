@@ -12,6 +12,7 @@ func TestParseURL(t *testing.T) {
 	for in, want := range map[string]URL{
 		"rdma+local:///disk1/log":                   {Scheme: Local, Name: "disk1/log"},
 		"rdma+local:///" + uuid:                     {Scheme: Local, Name: uuid},
+		"rdma+local:///disk1/log?socket=/run/a%20b": {Scheme: Local, Name: "disk1/log", Socket: "/run/a b"},
 		"oneshot+iwarp://h/disk1/log":               {Scheme: OneShot, Address: "h:3262", Name: "disk1/log"},
 		"oneshot+iwarp://a%b%c@d@[::1]:7/disk1/log": {Scheme: OneShot, Address: "[::1]:7", Name: "disk1/log", User: "a", Secret: []byte("b%c@d")},
 		"rdma+verbs://h:9/disk1/log?device=rxe0":    {Scheme: Verbs, Address: "h:9", Name: "disk1/log", Device: "rxe0"},
@@ -27,7 +28,7 @@ func TestParseURL(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", "disk/log", "iscsi://h/disk/log", "rdma+local://", "rdma+local://h/disk/log", "rdma+local:///disk", "rdma+local:///disk/", "rdma+local:////log",
-		"rdma+local:///disk/log/more", "rdma+local:///disk/Log", "rdma+local:///uuid:1", "rdma+local:///disk/log?device=x", "rdma+local:///disk/log?socket=/x", "oneshot+iwarp:///disk/log",
+		"rdma+local:///disk/log/more", "rdma+local:///disk/Log", "rdma+local:///uuid:1", "rdma+local:///disk/log?device=x", "rdma+local:///disk/log?socket=", "oneshot+iwarp:///disk/log",
 		"oneshot+iwarp://h:0/disk/log", "oneshot+iwarp://h/disk/log?socket=/x", "rdma+verbs://h/disk/log?x=1", "rdma+verbs://h/disk/log?%zz",
 		"oneshot+iwarp://h/iqn.2026-01.t:x/0", "oneshot+iwarp://h/iqn.t/log",
 	} {

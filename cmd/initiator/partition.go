@@ -32,8 +32,10 @@ func partitionCommand(fl *flags) *cobra.Command {
 
   oneshot+iwarp://[user[%secret]@]host[:port]/STORE/PARTITION   over TCP, port 3262
   rdma+verbs://…?device=rxe0                                    over an RDMA device of the kernel
+  rdma+local:///STORE/PARTITION?socket=/run/oneshot/rdma.sock   the daemon of this machine, by shared memory
 
-and uuid:UUID may stand in place of STORE/PARTITION. Without a user it is anybody who asks. Other
+and uuid:UUID may stand in place of STORE/PARTITION. Without a user it is anybody who asks; the
+daemon of this machine knows which user of the machine it is. Other
 users can see the command line but not the environment, so put user and secret into
 ` + envPartitionUser + ` and ` + envPartitionSecret + `.`,
 		Example: `  initiator partition ls oneshot+iwarp://127.0.0.1

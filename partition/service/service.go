@@ -86,7 +86,7 @@ type Config struct {
 	Secret func(name string) ([]byte, bool)
 	// Identify returns who asks for a connection, as far as the device knows. What a client proves is added. nil: it knows nothing.
 	Identify func(rdma.Request) partition.Identity
-	Logger *slog.Logger // nil: silence
+	Logger   *slog.Logger // nil: silence
 
 	Credits     int   // requests of a connection without a response; 64, at most 64
 	Memory      int64 // bytes of Pool for the data of a connection's requests; 8 MiB
