@@ -32,7 +32,7 @@ func partitionCommand(fl *flags) *cobra.Command {
 
   oneshot+iwarp://[user[%secret]@]host[:port]/STORE/PARTITION   over TCP, port 3262
   rdma+verbs://…?device=rxe0                                    over an RDMA device of the kernel
-  rdma+local:///STORE/PARTITION?socket=/run/oneshot/rdma.sock   the daemon of this machine, by shared memory
+  rdma+local:///STORE/PARTITION?socket=PATH                     the daemon of this machine
 
 and uuid:UUID may stand in place of STORE/PARTITION. Without a user it is anybody who asks; the
 daemon of this machine knows which user of the machine it is. Other
