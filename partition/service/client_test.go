@@ -52,6 +52,14 @@ type bench struct {
 
 	mu   sync.Mutex
 	told []func(error)
+	who  partition.Identity // of the last Open
+}
+
+// asked returns who has opened a partition last.
+func (b *bench) asked() partition.Identity {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.who
 }
 
 func (b *bench) Open(_ context.Context, q service.Request) (service.Endpoint, error) {
@@ -68,7 +76,7 @@ func (b *bench) Open(_ context.Context, q service.Request) (service.Endpoint, er
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.told = append(b.told, q.Gone)
+	b.told, b.who = append(b.told, q.Gone), q.Identity
 	return &endpoint{Handle: b.v.Open(func() {}), b: b, info: rdma.Endpoint{Name: q.Name, Rights: q.Want, Durability: rdma.DurabilityMedium}}, nil
 }
 

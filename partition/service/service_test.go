@@ -10,9 +10,11 @@ import (
 
 	"oneshot/backend"
 	"oneshot/mem"
+	"oneshot/partition"
 	"oneshot/partition/service"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/local"
 	"oneshot/transport/rdma/rdmatest"
 )
 
@@ -659,6 +661,42 @@ func TestSessionsOfOthers(t *testing.T) {
 	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
 	if m := c.attached(); !m.Known {
 		t.Errorf("%+v", m)
+	}
+}
+
+// Who the device knows without a name has sessions of his own: another user does not go on with them. What he proves is known besides.
+func TestUsersOfDevice(t *testing.T) {
+	users := make(map[*local.Device]partition.Identity)
+	b := newBench(t, false, 32<<20, service.Config{Identify: func(r rdma.Request) partition.Identity { return users[local.Origin(r)] }})
+	wire0 := b.wire
+	as := func(uid uint32, name string, session uint64) wire.AttachedMessage {
+		t.Helper()
+		d := local.Open(local.Config{})
+		users[d] = partition.Identity{Local: true, UID: uid}
+		b.wire = d
+		defer func() { b.wire = wire0 }()
+		c := b.connect(ins)
+		c.hello(name)
+		proof := []byte(nil)
+		if name != "" {
+			proof = secret
+		}
+		c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, proof)
+		m := c.attached()
+		c.close()
+		b.settle(0)
+		check(t, d.Close())
+		if who := b.asked(); m.Status != wire.OK || !who.Local || who.UID != uid || who.Name != name {
+			t.Errorf("uid %d, name %q: %+v, of %+v", uid, name, m, who)
+		}
+		return m
+	}
+	session := as(5, "", 0).Session
+	if as(6, "", session).Known || as(5, "owner", session).Known {
+		t.Error("somebody goes on with the session of another one")
+	}
+	if !as(5, "", session).Known {
+		t.Error("the session of a user is forgotten")
 	}
 }
 

@@ -299,10 +299,12 @@ func TestOpenFails(t *testing.T) {
 	if _, err := nic.Open(nic.Config{Socket: filepath.Join(t.TempDir(), "none")}); err == nil || !strings.Contains(err.Error(), "target nic") {
 		t.Errorf("no card: %v", err)
 	}
-	socket := serve(t, card.Config{Programs: 1})
-	open(t, socket)
-	if d, err := nic.Open(nic.Config{Socket: socket}); err == nil {
-		t.Error("one program too many is served")
-		_ = d.Close()
+	for _, c := range []card.Config{{Programs: 1}, {ProgramsOfUser: 1}} {
+		socket := serve(t, c)
+		open(t, socket)
+		if d, err := nic.Open(nic.Config{Socket: socket}); err == nil {
+			t.Error("one program too many is served")
+			_ = d.Close()
+		}
 	}
 }

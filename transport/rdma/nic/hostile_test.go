@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -435,6 +436,34 @@ func TestSharedMemoryRefused(t *testing.T) {
 		if n > 16<<20/(256*shm.SpillLen) {
 			t.Fatalf("%d queues", n)
 		}
+	}
+}
+
+// All programs together have a bound, too. What one has is free again when it goes.
+func TestSharedMemoryTogether(t *testing.T) {
+	socket := serve(t, card.Config{Memory: 16 << 20, Together: 20 << 20})
+	const n = 12 << 20
+	arena := func(d *driver) string {
+		t.Helper()
+		seg, fd, err := shm.Create("large", n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.segs = append(d.segs, seg)
+		a, _ := d.askWith(&shm.Message{Op: shm.OpArena, Number: 9, Size: n}, fd)
+		shm.CloseAll([]int{fd})
+		return a.Error
+	}
+	first, second := begin(t, socket), begin(t, socket)
+	if e := arena(first); e != "" {
+		t.Fatal(e)
+	}
+	if e := arena(second); e == "" {
+		t.Error("the card maps more than it is to map of all programs")
+	}
+	first.close()
+	for arena(second) != "" { // the card notices that the first one has gone
+		runtime.Gosched()
 	}
 }
 
