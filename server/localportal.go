@@ -147,15 +147,23 @@ func (p *localPortal) begin() bool {
 	return true
 }
 
-// serve implements portal. Programs lose their connections when it ends.
+// serve implements portal. When it ends programs lose their connections, but nobody waits for stores that hold them up.
 func (p *localPortal) serve() error {
-	defer p.release()
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = p.service.Serve(p.pairs) }) // it ends when release closes pairs
-	err := p.card.Serve(p.ctx, p.socket)
-	_ = p.pairs.Close()
-	wg.Wait()
-	return err
+	failed := make(chan error, 1)
+	p.front.closing.Go(func() {
+		defer p.release()
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = p.service.Serve(p.pairs) })
+		failed <- p.card.Serve(p.ctx, p.socket)
+		_ = p.pairs.Close()
+		wg.Wait()
+	})
+	select {
+	case err := <-failed:
+		return err
+	case <-p.ctx.Done():
+		return nil
+	}
 }
 
 // release ends the connections, without waiting for stores.

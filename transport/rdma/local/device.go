@@ -8,6 +8,7 @@
 //	listen.go     addresses "pair:N"
 //	narrow.go     a device that reaches one of these alone
 //	pair.go       two queue pairs: a copy takes the place of the wire
+//	expose.go     what a peer reaches that is no memory
 //	endpoint.go   a queue pair to a store: connecting and ending
 //	order.go      which work may start, and whose completion is next
 //	store.go      a work on its way through the store

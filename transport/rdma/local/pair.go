@@ -302,32 +302,47 @@ func (h *half) do(w *pairWork) error {
 	return nil
 }
 
-// reach copies between w's memory and that of the peer.
+// reach copies between w's memory and that of the peer, or what the peer exposes.
 func (h *half) reach(w *pairWork, op stag.Op) error {
 	peer := h.peer.q
 	ref, err := peer.stream.Acquire(op, w.stag, w.to, uint64(w.n))
 	if err != nil {
 		return h.fails(w, rdma.StatusRemoteAccess, err, h)
 	}
-	h.dst = ref.Append(h.dst[:0], 0, ref.Len())
+	err = h.move(op, &ref, w.segs)
+	peer.dev.drop(&ref)
+	if err != nil {
+		return h.fails(w, rdma.StatusRemoteAccess, err, h)
+	}
 	to, from := &h.q.n, &peer.n
 	to.MessagesOut.Add(1)
 	from.MessagesIn.Add(1)
 	if op == stag.RemoteWrite {
-		copyPieces(h.dst, w.segs)
 		to.BytesOut.Add(uint64(w.n))
 		from.BytesIn.Add(uint64(w.n))
 	} else {
-		copyPieces(w.segs, h.dst)
 		to.Reads.Add(1)
 		to.MessagesIn.Add(1)
 		from.MessagesOut.Add(1)
 		to.BytesIn.Add(uint64(w.n))
 		from.BytesOut.Add(uint64(w.n))
 	}
-	clear(h.dst)
 	h.copied(w.n)
-	peer.dev.drop(&ref)
+	return nil
+}
+
+// move copies between what r refers to and segs. The error is that of an Exposed.
+func (h *half) move(op stag.Op, r *stag.Ref, segs [][]byte) error {
+	if k, off := r.Keeper(); k != nil {
+		return k.(*exposure).pass(op, segs, int64(off))
+	}
+	h.dst = r.Append(h.dst[:0], 0, r.Len())
+	if op == stag.RemoteWrite {
+		copyPieces(h.dst, segs)
+	} else {
+		copyPieces(segs, h.dst)
+	}
+	clear(h.dst)
 	return nil
 }
 

@@ -45,6 +45,16 @@ func TestDirectStores(t *testing.T) {
 	})
 }
 
+// The same for a program of this machine.
+func TestDirectStoresOfProgram(t *testing.T) {
+	rdmatest.RunStore(t, func(t *testing.T) rdmatest.Endpoint {
+		f := newFar(t, newMemory(t), newLocal(t), "pair:0", service.Config{})
+		f.direct = true
+		d := open(t, remote.Config{Device: f.newProgram(t)})
+		return rdmatest.Endpoint{Device: d, Address: "here/disk/log", Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut}
+	})
+}
+
 // A Read or Write that is behind no request needs none itself.
 func TestDirectWithoutRequest(t *testing.T) {
 	f := newDirect(t, newMemory(t))
