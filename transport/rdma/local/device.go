@@ -14,7 +14,7 @@
 //	store.go      a work on its way through the store
 //	map.go        memory of a store that its user has
 //
-// Pairs exist to connect parts of one program, and to pass the suite. Work is done in Post, as far as it
+// Pairs connect parts of one program, and by way of a card (transport/rdma/nic/card) other programs with this one. Work is done in Post, as far as it
 // can be.
 //
 // The works of an endpoint go to the store as they are: the scatter/gather list is the list of segments of
