@@ -250,7 +250,10 @@ func portalWords(p *config.Portal) (words []string) {
 	if p.Store != "" {
 		words = append(words, "objects in "+p.Store)
 	}
-	if len(p.Clients) > 0 || p.Serve == config.ServePartitions {
+	switch {
+	case p.Transport == config.TransportLocal:
+		words = append(words, "for programs of this machine, by user and group")
+	case len(p.Clients) > 0 || p.Serve == config.ServePartitions:
 		words = append(words, clientsText(p.Clients))
 	}
 	if p.OneShot != nil {
