@@ -44,3 +44,38 @@ portals: [{node: a, listen: "10.1.0.1:3260", group: 1}, {node: b, listen: "10.1.
 		}
 	}
 }
+
+// Copies are brought level as fast as can be, or at a rate, and no slower than at another one.
+func TestMirrorResync(t *testing.T) {
+	const text = `cluster: {name: lab, state: /s, nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2}, w: {address: 10.1.0.3, witness: true}}}
+stores: {d: {type: mirror, size: 1GiB, PACEcopies: {a: {type: file, path: /a.img}, b: {type: file, path: /a.img}}}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:lab", luns: {0: d}}]
+portals: [{node: a, listen: "10.1.0.1:3260", group: 1}, {node: b, listen: "10.1.0.2:3260", group: 2}]
+`
+	for said, want := range map[string]Resync{
+		"":                                      {0, 20 << 20},
+		"resync: {}, ":                          {0, 20 << 20},
+		"resync: {min: 1MiB/s}, ":               {0, 1 << 20},
+		"resync: {rate: auto}, ":                {0, 20 << 20},
+		"resync: {rate: 100MiB/s}, ":            {100 << 20, 20 << 20},
+		"resync: {rate: 10MiB}, ":               {10 << 20, 10 << 20},
+		"resync: {rate: 2, min: 3}, ":           {},
+		"resync: {min: 0}, ":                    {},
+		"resync: {min: fast}, ":                 {},
+		"resync: {speed: 20MiB/s}, ":            {},
+		"resync: 20MiB/s, ":                     {},
+		"resync: {rate: 20MiB/min}, ":           {},
+		"resync: {rate: 1MiB/s, min: 2MiB/s}, ": {},
+		"resync: {min: 2MiB/s, rate: 2MiB/s}, ": {2 << 20, 2 << 20},
+	} {
+		c, err := Parse("t.yaml", []byte(strings.Replace(text, "PACE", said, 1)))
+		switch {
+		case want == Resync{}:
+			if err == nil || !strings.Contains(err.Error(), "t.yaml:2:") {
+				t.Errorf("%q: %v", said, err)
+			}
+		case err != nil || c.Stores[0].Mirror.Resync != want:
+			t.Errorf("%q: %v", said, err)
+		}
+	}
+}

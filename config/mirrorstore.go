@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"oneshot/nvme"
 )
@@ -16,6 +17,9 @@ var mirrorStore = storeType{
 		}
 		if s.Mirror.MinCopies > 1 {
 			words = append(words, fmt.Sprintf("writes with %d copies in sync or more", s.Mirror.MinCopies))
+		}
+		if s.Mirror.Resync != usualResync {
+			words = append(words, "resync "+s.Mirror.Resync.String())
 		}
 		for i := range s.Mirror.Copies {
 			c := &s.Mirror.Copies[i]
@@ -32,6 +36,31 @@ type MirrorStore struct {
 	Reads  Reads
 	// MinCopies is how many copies in sync it takes that something is written. With fewer, writes wait.
 	MinCopies int
+	Resync    Resync
+}
+
+// Resync is how fast copies are brought level, and compared, in bytes a second.
+type Resync struct {
+	Rate int64 // at most; 0: as fast as can be, while hosts are idle
+	Min  int64 // at least, however much hosts do
+}
+
+// usualResync is what holds if nothing is said.
+var usualResync = Resync{Min: 20 << 20}
+
+// leastResync is the smallest Min, in bytes a second.
+const leastResync = 64 << 10
+
+// String says it for people.
+func (r Resync) String() string {
+	text := "as fast as can be"
+	if r.Rate > 0 {
+		text = "at up to " + FormatSize(r.Rate) + "/s"
+	}
+	if r.Rate == r.Min {
+		return text
+	}
+	return text + ", and at " + FormatSize(r.Min) + "/s while hosts are busy"
 }
 
 // Reads is what a primary relies on when it answers a read: nobody else may be primary then.
@@ -88,7 +117,7 @@ const (
 var copyTypes = []StoreType{StoreFile, StoreDevice}
 
 func (d *decoder) mirrorStore(o *object, s *Store) {
-	m := &MirrorStore{Cache: CacheWriteback, Reads: ReadsAuto, MinCopies: 1}
+	m := &MirrorStore{Cache: CacheWriteback, Reads: ReadsAuto, MinCopies: 1, Resync: usualResync}
 	s.Mirror = m
 	d.storeSize(o, s)
 	if !o.has("size") {
@@ -107,6 +136,7 @@ func (d *decoder) mirrorStore(o *object, s *Store) {
 	}
 	least := o.take("min_copies")
 	set(least, &m.MinCopies, "a number of copies", parseInteger)
+	d.resync(o.take("resync"), &m.Resync)
 	v := o.take("copies")
 	if !v.given() {
 		if !o.has("copies") {
@@ -129,6 +159,40 @@ func (d *decoder) mirrorStore(o *object, s *Store) {
 	case m.MinCopies < 1 || m.MinCopies > n:
 		least.errorf("min_copies is %d, and the mirror %q has %d copies: write a number from 1 to %d", m.MinCopies, s.Name, n, n)
 	}
+}
+
+// resync reads how fast copies are brought level.
+func (d *decoder) resync(v value, r *Resync) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "resync")
+	if o == nil {
+		return
+	}
+	rate, least := o.take("rate"), o.take("min")
+	set(rate, &r.Rate, "a number of bytes a second, such as 100MiB/s, or auto", func(text string) (int64, error) {
+		if text == "auto" {
+			return 0, nil
+		}
+		return parseRate(text)
+	})
+	if r.Rate > 0 {
+		r.Min = min(r.Min, r.Rate)
+	}
+	if set(least, &r.Min, "a number of bytes a second, such as 20MiB/s", parseRate) && r.Rate > 0 && r.Min > r.Rate {
+		least.errorf("min is %s/s, and rate, the most, is %s/s: write a min that is no more than that", FormatSize(r.Min), FormatSize(r.Rate))
+	}
+	o.done()
+}
+
+// parseRate reads bytes a second: a size, with or without /s behind it.
+func parseRate(text string) (int64, error) {
+	n, err := ParseSize(strings.TrimSuffix(text, "/s"))
+	if err == nil && n < leastResync {
+		err = fmt.Errorf("%q is less than %s/s, by which no copy would be level for very long: write more", text, FormatSize(leastResync))
+	}
+	return n, err
 }
 
 // mirrorCopy reads one copy of the mirror s. ok is false if it is not known where it is.

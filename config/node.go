@@ -105,6 +105,7 @@ var wayToWrite = map[string]string{
 	"stores":            "{disk: {type: memory, size: 1GiB}}, for example",
 	"a store":           "{type: memory, size: 1GiB}, for example",
 	"copies":            "{a: {type: file, path: /srv/disk.img}, b: {type: file, path: /srv/disk.img}}, for example",
+	"resync":            "{rate: auto, min: 20MiB/s}, for example",
 	"a copy":            "{type: file, path: /srv/disk.img}, for example",
 	"partitions":        "{log: {size: 1GiB}}, for example",
 	"a partition":       "{size: 1GiB}, for example",

@@ -53,11 +53,19 @@ type Mirror struct {
 	Guests    int       `json:"guests"`                 // connections with these: on the primary, or, elsewhere, as it has told
 	Until     time.Time `json:"primary_until,omitzero"` // of a node that is cut off: when it was the primary for sure
 
+	Resync    *Resync       `json:"resync,omitempty"` // of a primary
 	Verify    *Verification `json:"verify,omitempty"` // of a primary: the comparison under way, or the last one; without its ranges
 	Takeover  *Takeover     `json:"takeover,omitempty"`
 	Takeovers uint64        `json:"takeovers"` // that have made the answering node the primary since its process began
 	Copied    int64         `json:"copied"`    // bytes that the answering node, as the primary, has sent to copies that are brought level
 	Lost      int64         `json:"lost"`      // bytes that they go without, because no copy could read them
+}
+
+// Resync is how fast a primary brings copies level, and compares them.
+type Resync struct {
+	Rate   int64 `json:"rate"`   // bytes a second, at most; 0: as fast as can be
+	Min    int64 `json:"min"`    // bytes a second, at least
+	Yields bool  `json:"yields"` // hosts are busy, so it is the least now
 }
 
 // Takeover says how the answering node became the primary last, and how long each step took.

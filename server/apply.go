@@ -391,6 +391,9 @@ func (c *change) commit() (mgmt.Reload, error) {
 	if s.member != nil && c.next.Cluster.Name == s.first.Cluster.Name {
 		s.member.configure(&c.next.Cluster)
 	}
+	for _, store := range c.plan.paces {
+		c.units.stores[medium(store)].mirror.SetPace(paceOf(store.Mirror))
+	}
 	c.commitTargets()
 	c.commitSubsystems()
 	c.commitPortals()

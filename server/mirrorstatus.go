@@ -84,6 +84,7 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 	}
 	if st.Role == replica.Primary {
 		m.Unapplied, m.Unflushed = st.Last-st.Applied, st.Last-st.Durable
+		m.Resync = &mgmt.Resync{Rate: st.Pace.Rate, Min: st.Pace.Min, Yields: st.Yields}
 	}
 	for i, name := range s.record.Copies {
 		id := replica.ID(i + 1)

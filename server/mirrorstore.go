@@ -171,7 +171,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 			r.Stores[0].Through = c.Mirror.Cache == config.CacheWritethrough
 			r.Confirm = c.Mirror.Reads == config.ReadsConfirmed || c.Mirror.Reads == config.ReadsAuto && !mirror.ClocksGoOn()
 		},
-		Resized: resized, Log: log,
+		Resized: resized, Pace: paceOf(c.Mirror), Log: log,
 	})
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))
@@ -186,6 +186,11 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 		s.wg.Go(func() { s.confirm(m.node, path, log) })
 	}
 	return s, nil
+}
+
+// paceOf is how fast the copies of a mirror are brought level, and compared.
+func paceOf(c *config.MirrorStore) replica.Pace {
+	return replica.Pace{Rate: c.Resync.Rate, Min: c.Resync.Min}
 }
 
 // Close ends the life of the copy. Another node takes over at once, if one can.

@@ -20,6 +20,7 @@ type plan struct {
 	parts  []lunChange     // LUNs of partitions that no LUN has shown so far, one for each
 	frozen []*config.Store // stores that are for reading only, and that next wants to write: they have to be open for that
 	resize []*config.Store // stores whose size has changed
+	paces  []*config.Store // mirrors whose copies are brought level at another pace
 
 	converted []*config.Store // are open as a whole, divided or for objects, and are to be another of these
 
@@ -146,6 +147,10 @@ func (c *comparison) compareStore(was, s *config.Store) {
 	if b := bottom(s); storeTypes[b.Type].modal && bottom(was).ReadOnly && !b.ReadOnly {
 		c.frozen = append(c.frozen, s)
 	}
+	if s.Mirror != nil && was.Mirror != nil && s.Mirror.Resync != was.Mirror.Resync {
+		c.paces = append(c.paces, s)
+		c.did("copies of the mirror %q are brought level %s", s.Name, s.Mirror.Resync)
+	}
 	if !equal(storeOptions(was), storeOptions(s)) {
 		c.later("%s: the options of the store %q", s.Pos, s.Name)
 	}
@@ -159,7 +164,7 @@ func bottom(s *config.Store) *config.Store {
 	return s
 }
 
-// storeOptions returns s without its name, its size and readonly, which are not options of an open store.
+// storeOptions returns s without its name, its size, readonly and the pace of a mirror, which are not options of an open store.
 func storeOptions(s *config.Store) config.Store {
 	o := *s
 	o.Name, o.Size, o.ReadOnly = "", 0, false
@@ -170,7 +175,7 @@ func storeOptions(s *config.Store) config.Store {
 	}
 	if s.Mirror != nil {
 		m := *s.Mirror
-		m.Copies = slices.Clone(m.Copies)
+		m.Copies, m.Resync = slices.Clone(m.Copies), config.Resync{}
 		for i := range m.Copies {
 			m.Copies[i].Store.Size = 0 // is that of the mirror
 		}

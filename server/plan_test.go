@@ -261,6 +261,24 @@ portals: [{node: a, listen: "192.0.2.1:3260"}, {node: b, listen: "192.0.2.2:3260
 	}
 }
 
+// Another pace of a mirror is in force at once, and nothing else changes.
+func TestPlanPace(t *testing.T) {
+	text := `
+cluster: {name: lab, state: /s, nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2}}}
+stores:
+  m: {type: mirror, size: 1GiB, resync: {rate: auto}, copies: {a: {type: file, path: /m}, b: {type: file, path: /m}}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:m", luns: {0: m}}]
+portals: [{node: a, listen: "192.0.2.1:3260"}, {node: b, listen: "192.0.2.2:3260", group: 2}]
+`
+	p := newPlan(parse(t, text), parse(t, strings.Replace(text, "auto", "30MiB/s", 1)))
+	if len(p.paces) != 1 || p.paces[0].Mirror.Resync != (config.Resync{Rate: 30 << 20, Min: 20 << 20}) || len(p.pending) != 0 || len(p.changed) != 1 {
+		t.Errorf("%d paces, changed %q, pending %q", len(p.paces), p.changed, p.pending)
+	}
+	if p = newPlan(parse(t, text), parse(t, text)); len(p.paces) != 0 {
+		t.Errorf("nothing has changed, and %d mirrors have another pace", len(p.paces))
+	}
+}
+
 func TestEqual(t *testing.T) {
 	a := parse(t, one)
 	b := parse(t, "\n\n"+one)

@@ -375,6 +375,9 @@ func mirrorNews(c *mgmt.Cluster, m *mgmt.Mirror) (news []string) {
 	if len(m.Addresses) > 0 {
 		news = append(news, "this machine has "+strings.Join(m.Addresses, ", "))
 	}
+	if text := paceText(m); text != "" {
+		news = append(news, text)
+	}
 	switch v := m.Verify; {
 	case v == nil:
 	case v.Ended.IsZero():
@@ -387,6 +390,21 @@ func mirrorNews(c *mgmt.Cluster, m *mgmt.Mirror) (news []string) {
 		news = append(news, fmt.Sprintf("copies were compared at %s: %s, %d repaired", v.Ended.Format(time.DateTime), count(v.Differ, "difference"), v.Repaired))
 	}
 	return news
+}
+
+// paceText says how fast copies are brought level or compared, while that is done.
+func paceText(m *mgmt.Mirror) string {
+	levels := slices.ContainsFunc(m.Copies, func(c mgmt.Copy) bool { return c.State == mgmt.CopyResync })
+	r := m.Resync
+	switch {
+	case r == nil || !levels && (m.Verify == nil || !m.Verify.Ended.IsZero()):
+		return ""
+	case r.Yields:
+		return fmt.Sprintf("hosts are busy, so copies are brought level and compared at %s/s (resync.min), until hosts are idle", config.FormatSize(r.Min))
+	case r.Rate > 0:
+		return fmt.Sprintf("copies are brought level and compared at up to %s/s (resync.rate)", config.FormatSize(r.Rate))
+	}
+	return "copies are brought level and compared as fast as can be"
 }
 
 // ms writes a time of nanoseconds.

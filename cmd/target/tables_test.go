@@ -189,3 +189,25 @@ func TestWriteStatusDevices(t *testing.T) {
 		t.Errorf("there is no %q in\n%s", want, b.String())
 	}
 }
+
+// The pace of copies is told while it matters.
+func TestPaceText(t *testing.T) {
+	busy := []mgmt.Copy{{State: mgmt.CopyInSync}, {State: mgmt.CopyResync}}
+	compared := &mgmt.Verification{}
+	over := &mgmt.Verification{Ended: time.Unix(7, 0)}
+	for _, x := range []struct {
+		m    mgmt.Mirror
+		want string
+	}{
+		{mgmt.Mirror{Copies: busy}, ""},
+		{mgmt.Mirror{Resync: &mgmt.Resync{Min: 1 << 20, Yields: true}, Verify: over, Copies: busy[:1]}, ""},
+		{mgmt.Mirror{Resync: &mgmt.Resync{Min: 1 << 20}, Copies: busy}, "as fast as can be"},
+		{mgmt.Mirror{Resync: &mgmt.Resync{Rate: 3 << 20, Min: 1 << 20}, Verify: compared}, "at up to 3MiB/s (resync.rate)"},
+		{mgmt.Mirror{Resync: &mgmt.Resync{Rate: 3 << 20, Min: 1 << 20, Yields: true}, Verify: over, Copies: busy}, "at 1MiB/s (resync.min)"},
+	} {
+		got := paceText(&x.m)
+		if x.want == "" && got != "" || !strings.Contains(got, x.want) {
+			t.Errorf("%+v: %q, and should say %q", x.m, got, x.want)
+		}
+	}
+}

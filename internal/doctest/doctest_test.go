@@ -269,6 +269,7 @@ func TestConfigurationKeys(t *testing.T) {
 		"stores: {s: {type: slice, on: t, zzzzzzzz: 1}}":                                                         "stores, Slices",
 		"stores: {s: {type: throttle, on: t, zzzzzzzz: 1}}":                                                      "stores, Throttles",
 		"stores: {s: {type: mirror, zzzzzzzz: 1}}":                                                               "stores, Mirrors",
+		"stores: {s: {type: mirror, resync: {zzzzzzzz: 1}}}":                                                     "Resync",
 		"targets: [{zzzzzzzz: 1}]":                                                                               "targets",
 		"targets: [{luns: {0: {zzzzzzzz: 1}}}]":                                                                  "luns",
 		"targets: [{auth: {zzzzzzzz: 1}}]":                                                                       "auth",
