@@ -13,12 +13,18 @@ import (
 type Clusterer interface {
 	// NewToken makes a token with which one machine can join.
 	NewToken(ctx context.Context) (string, error)
-	// RemoveNode takes a member out of the cluster: at once, or, with replace, when another of its name votes in its
-	// place. It refuses if the member has the only copy in sync of a mirror, unless lose names that mirror.
-	RemoveNode(ctx context.Context, name string, replace bool, lose []string) error
+	// RemoveNode takes a member out of the cluster.
+	RemoveNode(ctx context.Context, name string, how Removal) error
 	// DrainNode has a node serve nothing from now on, or, without on, lets it serve again. Status tells which mirrors it
 	// serves still.
 	DrainNode(ctx context.Context, name string, on bool) error
+}
+
+// Removal says how a member is to leave, and what may be lost by that.
+type Removal struct {
+	Replace bool     // it votes until another one of its name does; false: it has no vote any more at once
+	Up      bool     // it may be replaced while it is up
+	Lose    []string // mirrors of which it may have the only copy in sync
 }
 
 // Cluster is what a node knows of its cluster.
@@ -155,11 +161,11 @@ func (a *api) removeNode(w http.ResponseWriter, r *http.Request) {
 	}
 	lose := values["lose"]
 	delete(values, "lose")
-	q, ok := switchesOf(w, values, "replace")
+	q, ok := switchesOf(w, values, "replace", "up")
 	if !ok || !noBody(w, r) {
 		return
 	}
-	if err := a.target.RemoveNode(r.Context(), r.PathValue("name"), q["replace"], lose); err != nil {
+	if err := a.target.RemoveNode(r.Context(), r.PathValue("name"), Removal{q["replace"], q["up"], lose}); err != nil {
 		failCluster(w, err)
 		return
 	}
@@ -193,12 +199,15 @@ func (c *Client) NewToken(ctx context.Context) (string, error) {
 }
 
 // RemoveNode takes a member out of the cluster, as Clusterer has it.
-func (c *Client) RemoveNode(ctx context.Context, name string, replace bool, lose []string) error {
+func (c *Client) RemoveNode(ctx context.Context, name string, how Removal) error {
 	q := url.Values{}
-	if replace {
+	if how.Replace {
 		q.Set("replace", "true")
 	}
-	for _, mirror := range lose {
+	if how.Up {
+		q.Set("up", "true")
+	}
+	for _, mirror := range how.Lose {
 		q.Add("lose", mirror)
 	}
 	path := "/v1/cluster/nodes/" + url.PathEscape(name)

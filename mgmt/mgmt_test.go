@@ -80,10 +80,10 @@ func (f *fake) Status() Status {
 
 func (f *fake) NewToken(context.Context) (string, error) { return "the-token", f.sick }
 
-func (f *fake) RemoveNode(_ context.Context, name string, replace bool, lose []string) error {
+func (f *fake) RemoveNode(_ context.Context, name string, how Removal) error {
 	switch name {
 	case "b":
-		f.removed = append(f.removed, fmt.Sprint(name, replace, lose))
+		f.removed = append(f.removed, fmt.Sprint(name, how))
 		return nil
 	case "a":
 		return errors.New("a is the only member")
@@ -572,18 +572,16 @@ func TestCluster(t *testing.T) {
 	if _, err := c.NewToken(t.Context()); err == nil || !strings.Contains(err.Error(), "no majority") {
 		t.Error(err)
 	}
-	for _, r := range []bool{false, true} {
-		for _, lose := range [][]string{nil, {"d&e", "replace=false"}} {
-			if err := c.RemoveNode(t.Context(), "b", r, lose); err != nil {
-				t.Error(err)
-			}
+	for _, how := range []Removal{{}, {Lose: []string{"d&e", "replace=false"}}, {Replace: true}, {Replace: true, Up: true, Lose: []string{"d"}}} {
+		if err := c.RemoveNode(t.Context(), "b", how); err != nil {
+			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"bfalse []", "bfalse [d&e replace=false]", "btrue []", "btrue [d&e replace=false]"}, f.removed); diff != "" {
+	if diff := cmp.Diff([]string{"b{false false []}", "b{false false [d&e replace=false]}", "b{true false []}", "b{true true [d]}"}, f.removed); diff != "" {
 		t.Error(diff)
 	}
 	for name, want := range map[string]string{"a": "the only member", "c/d": "no cluster"} {
-		if err := c.RemoveNode(t.Context(), name, false, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if err := c.RemoveNode(t.Context(), name, Removal{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -296,21 +296,55 @@ func (s *Server) NewToken(ctx context.Context) (string, error) {
 }
 
 // RemoveNode implements mgmt.Target.
-func (s *Server) RemoveNode(ctx context.Context, name string, replace bool, lose []string) error {
+func (s *Server) RemoveNode(ctx context.Context, name string, how mgmt.Removal) error {
 	n, err := s.memberNode()
 	if err != nil {
 		return err
 	}
-	how := quorum.Removed
-	if replace {
-		how = quorum.Replaced
+	leaving := quorum.Removed
+	if how.Replace {
+		leaving = quorum.Replaced
+	}
+	if how.Replace && !how.Up {
+		if err := s.member.isGone(ctx, name); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, consensusTime)
 	defer cancel()
-	if err := s.member.spares(ctx, name, lose); err != nil {
+	if err := s.member.spares(ctx, name, how.Lose); err != nil {
 		return err
 	}
-	return noMajority(n.Leave(ctx, name, how))
+	return noMajority(n.Leave(ctx, name, leaving))
+}
+
+// goneTime is how long a node that was ended a moment ago may still be heard.
+const goneTime = 2 * time.Second
+
+// isGone refuses a node that is up: it is replaced when its machine, or what it has agreed to, is lost, and a name that was mistyped would cost a vote, and
+// copies that count.
+func (m *member) isGone(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, goneTime)
+	defer cancel()
+	s, err := m.node.Await(ctx, func(s *quorum.Status) bool { return !isUp(s, name) })
+	if err == nil || !isUp(&s, name) {
+		return nil // or the node here ends, and finds that out by itself
+	}
+	has := ""
+	for _, k := range m.knownMirrors() {
+		if id := idIn(k.Store, name); id != 0 && k.view.InSync.Has(id) {
+			has += fmt.Sprintf(", and its copy of %s is in sync", k.name)
+		}
+	}
+	return fmt.Errorf("nothing was changed: node %s is up%s; in its place there would be nothing until another machine has joined and is level. Look whether that is the node that was meant (target ha status). "+
+		"If it is to be replaced, end its daemon first; or, to have the others refuse it while it runs, add --up", name, has)
+}
+
+// isUp says whether a member that stays is heard.
+func isUp(s *quorum.Status, name string) bool {
+	return slices.ContainsFunc(s.Members, func(o quorum.Member) bool {
+		return o.Name == name && o.Leaving == quorum.Stays && slices.Contains(s.Heard, o.Number)
+	})
 }
 
 // spares refuses to send a node away that has the only copy in sync of a mirror: it serves nothing from then on, and what that copy alone has no

@@ -214,7 +214,7 @@ func TestNoCluster(t *testing.T) {
 	s := newServer(t, parse(t, one))
 	defer shutdown(t, s)
 	_, err := s.NewToken(t.Context())
-	for _, err := range []error{err, s.RemoveNode(t.Context(), "b", true, nil)} {
+	for _, err := range []error{err, s.RemoveNode(t.Context(), "b", mgmt.Removal{Replace: true})} {
 		if _, ok := errors.AsType[*mgmt.NotFoundError](err); !ok {
 			t.Error(err)
 		}

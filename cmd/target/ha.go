@@ -545,15 +545,18 @@ func loseFlag(cmd *cobra.Command, lose *[]string) {
 }
 
 func haReplace() *cobra.Command {
-	v, lose := new(view), []string(nil)
+	v, how := new(view), mgmt.Removal{Replace: true}
 	cmd := &cobra.Command{
-		Use:   "replace NODE [--lose MIRROR]",
+		Use:   "replace NODE [--up] [--lose MIRROR]",
 		Short: "Let another machine, or an emptied one, take the place of a node",
 		Long: `replace is for a node whose machine or state directory is lost, or was set back to an
 older state. The former node is refused from then on, and serves no mirror as soon as it
 hears of that. It keeps its vote on paper until another machine has joined under the same
 name and is level, so a majority of the other voters has to be up. replace prints the
 token with which that machine joins.
+
+A node that is up is not replaced, unless --up says that it is meant: its name may be
+mistyped.
 
 A node that has the only copy in sync of a mirror is not replaced, unless --lose names
 that mirror: nobody serves it then, until another copy is forced to go on (target ha
@@ -569,7 +572,7 @@ force), and what the copy of the node alone has is lost.`,
 			if err != nil {
 				return err
 			}
-			if err := c.RemoveNode(cmd.Context(), args[0], true, lose); err != nil {
+			if err := c.RemoveNode(cmd.Context(), args[0], how); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Node %s may be replaced. On its new machine, with an empty state directory:\n  %s ha join --config FILE --node %s --token %s\n", args[0], cmd.Root().Name(), args[0], t)
@@ -577,12 +580,13 @@ force), and what the copy of the node alone has is lost.`,
 		},
 	}
 	v.socketFlag(cmd)
-	loseFlag(cmd, &lose)
+	loseFlag(cmd, &how.Lose)
+	cmd.Flags().BoolVar(&how.Up, "up", false, "replace the node though it is up")
 	return cmd
 }
 
 func haRemove() *cobra.Command {
-	v, lose := new(view), []string(nil)
+	v, how := new(view), mgmt.Removal{}
 	cmd := &cobra.Command{
 		Use:   "remove NODE [--lose MIRROR]",
 		Short: "Take a node out of the cluster for good",
@@ -597,7 +601,7 @@ copy in sync of a mirror only if --lose names that mirror, as for target ha repl
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := v.client()
 			defer c.Close()
-			if err := c.RemoveNode(cmd.Context(), args[0], false, lose); err != nil {
+			if err := c.RemoveNode(cmd.Context(), args[0], how); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "Node %s is removed. Take it out of cluster.nodes in the configuration of all nodes, and reload.\n", args[0])
@@ -605,6 +609,6 @@ copy in sync of a mirror only if --lose names that mirror, as for target ha repl
 		},
 	}
 	v.socketFlag(cmd)
-	loseFlag(cmd, &lose)
+	loseFlag(cmd, &how.Lose)
 	return cmd
 }
