@@ -22,7 +22,7 @@ type Clusterer interface {
 
 // Removal says how a member is to leave, and what may be lost by that.
 type Removal struct {
-	Replace bool     // it votes until another one of its name does; false: it has no vote any more at once
+	Replace bool     // it votes, on paper, until another one does in its place; false: it has no vote any more at once
 	Up      bool     // it may be replaced while it is up
 	Lose    []string // mirrors of which it may have the only copy in sync
 }

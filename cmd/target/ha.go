@@ -551,9 +551,9 @@ func haReplace() *cobra.Command {
 		Short: "Let another machine, or an emptied one, take the place of a node",
 		Long: `replace is for a node whose machine or state directory is lost, or was set back to an
 older state. The former node is refused from then on, and serves no mirror as soon as it
-hears of that. It keeps its vote on paper until another machine has joined under the same
-name and is level, so a majority of the other voters has to be up. replace prints the
-token with which that machine joins.
+hears of that. It keeps its vote on paper until another one can have it: the machine that
+has joined under the same name and is level, or a node that had no vote. So a majority
+has to be up without it. replace prints the token with which that machine joins.
 
 A node that is up is not replaced, unless --up says that it is meant: its name may be
 mistyped.

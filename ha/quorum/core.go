@@ -474,12 +474,13 @@ const maxBehind = 16
 
 // wantedMembers says who should vote: one, three or five of the members, as many as there are level ones for. Who
 // votes already goes on; witnesses come next, then lower numbers. A member that is replaced keeps its vote until
-// another one of its name can have it.
+// another one can have it: its successor, or one that had none.
 func wantedMembers(members []Member, votes []uint64, level map[uint64]bool) (voters, learners []uint64) {
 	type candidate struct {
 		rank   int
 		number uint64
 	}
+	const onPaper = 4 // the last
 	var candidates []candidate
 	for _, m := range members {
 		votes := slices.Contains(votes, m.Number)
@@ -489,7 +490,7 @@ func wantedMembers(members []Member, votes []uint64, level map[uint64]bool) (vot
 			if votes && !slices.ContainsFunc(members, func(o Member) bool {
 				return o.Name == m.Name && o.Leaving == Stays && level[o.Number]
 			}) {
-				candidates = append(candidates, candidate{0, m.Number})
+				candidates = append(candidates, candidate{onPaper, m.Number})
 			}
 		case votes:
 			candidates = append(candidates, candidate{1, m.Number})
@@ -508,9 +509,10 @@ func wantedMembers(members []Member, votes []uint64, level map[uint64]bool) (vot
 		n = 3
 	}
 	for i, c := range candidates {
-		if i < n {
+		switch {
+		case i < n:
 			voters = append(voters, c.number)
-		} else {
+		case c.rank != onPaper:
 			learners = append(learners, c.number)
 		}
 	}

@@ -62,7 +62,7 @@ type Leaving uint8
 
 const (
 	Stays    Leaving = iota
-	Replaced         // it votes on paper, until another one of its name is level
+	Replaced         // it votes on paper, until its successor, or another one that had no vote, is level
 	Removed
 )
 

@@ -281,7 +281,11 @@ func TestWhoVotes(t *testing.T) {
 		{"five", []Member{a, b, w, c, d}, []uint64{1, 2, 3}, []uint64{1, 2, 3, 4, 5}, []uint64{1, 2, 3, 4, 5}, nil},
 		{"replaced, the new one is not there", []Member{a, oldB, w}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1, 2, 3}, nil},
 		{"replaced, the new one is not level", []Member{a, oldB, w, newB}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1, 2, 3}, []uint64{6}},
-		{"replaced, others wait", []Member{a, oldB, w, c, newB}, []uint64{1, 2, 3}, []uint64{1, 3, 4}, []uint64{1, 2, 3}, []uint64{4, 6}},
+		{"replaced, and another one is level", []Member{a, oldB, w, c, newB}, []uint64{1, 2, 3}, []uint64{1, 3, 4}, []uint64{1, 3, 4}, []uint64{6}},
+		{"replaced, another one has the vote, and the new one is level", []Member{a, oldB, w, c, newB}, []uint64{1, 3, 4}, []uint64{1, 3, 4, 6}, []uint64{1, 3, 4}, []uint64{6}},
+		{"replaced of five", []Member{a, oldB, w, c, d, newB}, []uint64{1, 2, 3, 4, 5}, []uint64{1, 3, 4, 5}, []uint64{1, 2, 3, 4, 5}, []uint64{6}},
+		{"replaced, and with the new one there are four", []Member{a, oldB, w, c, newB}, []uint64{1, 2, 3}, []uint64{1, 3, 4, 6}, []uint64{1, 3, 4}, []uint64{6}},
+		{"replaced of five, and the new one is level", []Member{a, oldB, w, c, d, newB}, []uint64{1, 2, 3, 4, 5}, []uint64{1, 3, 4, 5, 6}, []uint64{1, 3, 4, 5, 6}, nil},
 		{"replaced", []Member{a, oldB, w, newB}, []uint64{1, 2, 3}, []uint64{1, 3, 6}, []uint64{1, 3, 6}, nil},
 		{"removed", []Member{a, goneB, w}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1}, []uint64{3}},
 	} {
