@@ -331,7 +331,7 @@ func TestFuture(t *testing.T) {
 		s := b.login("good")
 		l.want("registers", s.register(1, false), access.Done)
 		l.locked(func() {
-			k := b.res.recordKey()
+			k := b.res.core.RecordKey()
 			l.put(k, l.newest[k].Version, []byte(`{"Format":2}`))
 		})
 		l.want("registers again", s.register(2, false), access.NotNow)

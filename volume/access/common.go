@@ -61,27 +61,7 @@ func (t *Table) look(c *Change) bool {
 
 // agree does a change that others have to agree to, and reports whether anybody has.
 func (t *Table) agree(c *Change) bool {
-	sum := c.sum()
-	err := t.agreement.Change(func(n *Common, repeated bool) (changes, again bool) {
-		var by Holder // the target itself
-		if c.By != nil {
-			by = c.By.Holder()
-		}
-		if repeated && n.By == by && n.Sum == sum { // it is not done twice
-			c.Result = Done
-			return false, true
-		}
-		c.applyTo(t, n.State)
-		if !c.changed {
-			return false, false
-		}
-		n.Changes++
-		n.State, n.By, n.Sum, n.Event, n.Abort = c.next, by, sum, 0, len(c.aborts) != 0
-		for _, x := range c.notices {
-			n.Event |= x.event
-		}
-		return true, false
-	})
+	err := t.agreement.Change(func(n *Common, repeated bool) (changes, again bool) { return t.Amend(c, n, repeated) })
 	switch {
 	case errors.Is(err, ErrNoRoom):
 		c.Result = Full
@@ -90,6 +70,30 @@ func (t *Table) agree(c *Change) bool {
 		return false
 	}
 	return true
+}
+
+// Amend has c take place in n, which is no table's yet, and sets its Result: it is the change of Agreement.Change. The table is one that is
+// shared, and stays as it is. Amend takes no lock.
+func (t *Table) Amend(c *Change, n *Common, repeated bool) (changes, again bool) {
+	sum := c.sum()
+	var by Holder // the target itself
+	if c.By != nil {
+		by = c.By.Holder()
+	}
+	if repeated && n.By == by && n.Sum == sum { // it is not done twice
+		c.Result = Done
+		return false, true
+	}
+	c.applyTo(t, n.State)
+	if !c.changed {
+		return false, false
+	}
+	n.Changes++
+	n.State, n.By, n.Sum, n.Event, n.Abort = c.next, by, sum, 0, len(c.aborts) != 0
+	for _, x := range c.notices {
+		n.Event |= x.event
+	}
+	return true, false
 }
 
 // sum is a digest of what the change asks for.
