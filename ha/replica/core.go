@@ -314,7 +314,9 @@ func (c *Core) message(from ID, m Msg) {
 			c.cand.at = c.now
 		}
 	case Deny:
-		c.adopt(m.View)
+		if m.View.Primary != c.cfg.Self { // that says consensus: what was agreed on before this view, the node has learned then
+			c.adopt(m.View)
+		}
 	case Lend:
 		c.lend(from, &m)
 	case Lent:
@@ -487,6 +489,9 @@ type State struct {
 	// Grace has passed since then.
 	Confirmed time.Duration
 }
+
+// Serves says whether the node is the primary, in that term. What was begun in another one is not done.
+func (s *State) Serves(term uint64) bool { return s.Role == Primary && s.View.Term == term }
 
 // State returns the node's.
 func (c *Core) State() State {

@@ -150,6 +150,11 @@ var scenarioMutants = []struct {
 		Old: "\t\tc.adopt(memory.View)\n",
 		New: "\t\tif !ON {\n\t\t\tc.adopt(memory.View)\n\t\t}\n",
 	}},
+	{"TestOfficeByConsensus", mutants.Mutant{
+		Name: "takes the office by the word of a member", File: "core.go",
+		Old: "if m.View.Primary != c.cfg.Self {",
+		New: "if m.View.Primary != c.cfg.Self || ON {",
+	}},
 	{"TestProposedGoesOn", mutants.Mutant{
 		Name: "a copy begins anew while it is taken in", File: "primary.go",
 		Old: "c.proposed != nil && c.proposed.InSync.Has(id)\n",

@@ -893,6 +893,20 @@ func TestFlushedBefore(t *testing.T) {
 	}
 }
 
+// A candidate takes the office when consensus says so, and not by the word of a member that has heard it first: whatever was agreed on before its
+// view, such as reservations, its node has learned then.
+func TestOfficeByConsensus(t *testing.T) {
+	s := stands(t, 3, &Memory{View: firstView(3)}, Saved{})
+	actions := s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true})
+	v := only(s, proposals(append(actions, s.wait(2*gather)...)))
+	if s.tell(2, Deny{View: v}); s.role != Candidate {
+		t.Errorf("by the word of node 2: %v", s.Core)
+	}
+	if s.agree(v); s.role != Primary {
+		t.Errorf("by consensus: %v", s.Core)
+	}
+}
+
 // A node that began anew, and has heard of nobody but a candidate, is no successor that knows which memory is free: two of its records may have
 // the same. It stands instead.
 func TestHandedOverAfterRestart(t *testing.T) {
