@@ -25,17 +25,16 @@ import (
 //	not here ───────────────────────────► here: added for 2 s, again each second, announced; former guests are tickled
 //	   ▲                                    │
 //	   ├── the lease has run out ───────────┤ at once
-//	   └── another node was given the office┘ when that one says that it has them, or after handOverTime; initiators are
+//	   └── another node was given the office┘ when that one says that it has them, or after Linger; initiators are
 //	                                          told before
 //
 // A daemon that is killed or stopped prolongs nothing, so its kernel drops the addresses by itself.
 type moving struct {
-	s       *mirrored
-	wake    chan struct{} // has room for one
-	taken   atomic.Bool   // another node says that it has them
-	quiet   loglimit.Gate
-	leading bool // guarded by the goroutine of run, as the rest
-	left    time.Duration
+	s      *mirrored
+	wake   chan struct{} // has room for one
+	taken  atomic.Bool   // another node says that it has them
+	quiet  loglimit.Gate
+	tenure replica.Tenure // guarded by the goroutine of run
 
 	mu   sync.Mutex
 	held map[front.Address]*holding // guarded by mu, for status
@@ -49,9 +48,6 @@ type holding struct {
 }
 
 const (
-	// handOverTime is how long a node that has handed over keeps the addresses until its successor has them: who finds nobody there
-	// tries again after a second.
-	handOverTime = 200 * time.Millisecond
 	// farewellTime is how long initiators are waited for that are told to come back elsewhere.
 	farewellTime = 20 * time.Millisecond
 	// tickles is how many of the first announcements go with tickles.
@@ -140,22 +136,17 @@ func (m *moving) run() {
 // do does what is due, and returns when to look again.
 func (m *moving) do() time.Duration {
 	leads, now := m.s.Leads(), bootTime()
-	if leads > 0 {
-		m.leading = true
-		m.taken.Store(false) // who says so says it late: it was before this node has led
-		return min(m.keep(now), leads+time.Millisecond)
-	}
-	if m.leading {
-		m.leading, m.left = false, now
-	}
-	if len(m.here()) == 0 {
-		return retryTime
-	}
 	st := m.s.State()
-	if hasSuccessor := st.View.Planned && st.Role == replica.Follower; hasSuccessor {
-		if wait := m.left + handOverTime - now; wait > 0 && !m.taken.Load() {
-			return wait
-		}
+	stay, again := m.tenure.Look(now, leads, &st, m.taken.Load())
+	switch {
+	case stay == replica.Here:
+		m.taken.Store(false) // who says so says it late: it was before this node has led
+		return min(m.keep(now), again)
+	case len(m.here()) == 0:
+		return retryTime
+	case stay == replica.Lingers:
+		return again
+	case stay == replica.Hand:
 		m.farewell()
 	}
 	m.drop()
@@ -308,7 +299,7 @@ func (m *moving) tellTaken() {
 			defer cancel()
 			c := m.s.member.peer(name)
 			defer c.Close()
-			_ = c.AddressesTaken(ctx, m.s.name) // who does not hear it waits for handOverTime
+			_ = c.AddressesTaken(ctx, m.s.name) // who does not hear it waits for Linger
 		})
 	}
 }
@@ -368,7 +359,7 @@ func handOver(mirrors []*mirrored) {
 		}
 		wg.Go(func() {
 			m.HandOver()
-			for end := bootTime() + handOverTime + farewellTime; m.Term() == 0 && len(m.front.here()) > 0 && bootTime() < end; {
+			for end := bootTime() + replica.Linger + farewellTime; m.Term() == 0 && len(m.front.here()) > 0 && bootTime() < end; {
 				time.Sleep(time.Millisecond)
 			}
 		})

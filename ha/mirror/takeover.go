@@ -19,19 +19,10 @@ type Takeover struct {
 // Took is the sum of all steps.
 func (t *Takeover) Took() time.Duration { return t.Silence + t.Promises + t.Agreed }
 
-// Leads returns for how long this node may still be taken for the primary, unless others confirm it again: addresses that go with the
-// primary are gone before another one has them. 0: it may not. What is answered does not depend on it.
+// Leads is replica.State.Leads, now.
 func (m *Mirror) Leads() time.Duration {
 	s := m.State()
-	switch {
-	case s.Role != replica.Primary:
-		return 0
-	case s.Confirmed == replica.Undisputed:
-		return m.cfg.Grace
-	}
-	// Others give up a grace after they have received a beat. Between the lease and that the primary can still be
-	// confirmed as the only member.
-	return max(0, s.Confirmed+(m.cfg.Lease+m.cfg.Grace)/2-m.hour())
+	return s.Leads(&m.cfg, m.hour())
 }
 
 // hour is the exact time, for goroutines that do not own the core.
