@@ -27,7 +27,7 @@ func (m *Mirror) Term() uint64 {
 // isOver says whether an operation has to take place in a term that is over, or has not begun.
 func (m *Mirror) isOver(term uint64) bool {
 	s := m.core.State()
-	return s.Role != replica.Primary || s.View.Term != term
+	return !s.Serves(term)
 }
 
 // Info describes the mirror as a host sees it. Blocks are those of this node's copy.

@@ -58,6 +58,10 @@ func (r *run) checkStep(n *node) {
 	if s.HeapUsed > r.cfg.Heap || s.Retained > r.cfg.Ring {
 		r.fail(10, "node %d holds %d bytes and %d records", n.id, s.HeapUsed, s.Retained)
 	}
+	if n.keeper != nil {
+		n.keeper.served(&s)
+	}
+	n.addresses.lookAt(n, &s)
 	if s.Role != replica.Primary {
 		return
 	}
@@ -305,6 +309,9 @@ func (r *run) checkRead(n *node, a *attempt) {
 
 // checkWritten: W members hold what is acknowledged.
 func (r *run) checkWritten(n *node, a *attempt, p pos) {
+	if a.nexus != nil {
+		r.fencing.checkFenced(a, p)
+	}
 	if a.kind == doSwap {
 		if q, ok := r.swapped[a.key]; ok && q != p && !r.forgotten(a.command.began) {
 			r.fail(12, "a COMPARE AND WRITE was done as %v and as %v", q, p)

@@ -67,6 +67,9 @@ func (r *run) agreed(v replica.View) {
 	r.views = append(r.views, v)
 	r.viewsAt = append(r.viewsAt, r.now)
 	r.logf("AGREED %+v", v)
+	if r.fencing != nil {
+		r.fencing.agreed(&v)
+	}
 	r.Returns += (v.InSync &^ old.InSync).Len()
 	r.checkView(&old, &v)
 	r.moment(r.nodes[v.Primary], 20)
@@ -77,6 +80,9 @@ func (r *run) news(n *node, within time.Duration) {
 	v, lineage := r.view, r.lineage
 	r.after(r.between(time.Millisecond, within), func() {
 		if r.lineage == lineage && n.core != nil && !n.paused && !r.oneIn(10) && r.hasMajority(n) {
+			if n.keeper != nil {
+				n.keeper.learnView(v.Version)
+			}
 			n.tell(replica.Agreed{View: v})
 		}
 	})
@@ -89,6 +95,9 @@ func (r *run) newsOn() {
 		if r.group != nil {
 			r.group.news(n)
 		} else if !r.slow {
+			if n.keeper != nil {
+				r.fencing.tell(n, 20*time.Millisecond)
+			}
 			r.news(n, 20*time.Millisecond)
 		}
 	}

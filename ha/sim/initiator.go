@@ -5,18 +5,21 @@ import (
 	"time"
 
 	"oneshot/ha/replica"
+	"oneshot/volume/access"
 )
 
 // initiator sends one command after the other. What is not answered in time, or lost with its node, is sent again to
 // the next one.
 type initiator struct {
 	*run
-	port    int
-	target  int
-	n       uint64
-	command *command // nil: it thinks
-	pace    time.Duration
-	timer   time.Duration // how long it waits for an answer
+	port       int
+	target     int
+	n          uint64
+	command    *command // nil: it thinks
+	pace       time.Duration
+	keys       uint64        // so many it has had, to register with
+	registered bool          // as far as it knows
+	timer      time.Duration // how long it waits for an answer
 }
 
 // command is what an initiator wants, over all its attempts.
@@ -31,6 +34,8 @@ type command struct {
 	began    time.Duration
 	attempt  *attempt
 	failures int
+	change   *access.Change // PERSISTENT RESERVE OUT; nil: another command
+	at       int            // the node to which that goes first
 }
 
 const (
@@ -57,6 +62,12 @@ type attempt struct {
 	began   time.Duration
 	trust   replica.Nodes // of one that compares copies
 	reserve bool          // the memory for data is asked for
+
+	nexus            *nexus   // of a write, once its node looks at what its initiator may do; nil: there are no reservations
+	term             uint64   // in which it has to take place
+	answered, agreed uint64   // of the states of reservations then: the newest that somebody was told of, and the newest
+	told             bool     // the core has heard of it
+	aborted          []func() // to be called when it has ended
 }
 
 // think waits, then draws the next command.
@@ -75,6 +86,9 @@ func (i *initiator) think() {
 }
 
 func (i *initiator) next() {
+	if i.fencing != nil && i.fencing.draws(i) {
+		return
+	}
 	c := &command{kind: doRead, began: i.now, n: 1 + i.r.IntN(6)}
 	switch k := i.r.IntN(100); {
 	case k < 45:
@@ -125,11 +139,18 @@ func (r *run) unique(n int) []uint64 {
 func (i *initiator) try() {
 	c := i.command
 	r := i.run
+	if c.change != nil {
+		r.fencing.try(i)
+		return
+	}
 	r.attempts++
 	a := &attempt{command: c, kind: c.kind, from: i, id: r.attempts, node: r.nodes[i.target], began: r.now, write: c.write}
 	c.attempt = a
 	if c.kind == doWrite {
 		a.write = r.unique(c.n) // each attempt is told from the others
+		if r.fencing != nil {
+			r.fencing.wrote[a.write[0]] = a
+		}
 	}
 	r.open[a.id] = a
 	a.floor = make([]pos, c.n)
@@ -149,6 +170,10 @@ func (i *initiator) try() {
 			return
 		}
 		a.life = n.lives
+		if r.fencing != nil {
+			r.fencing.admit(a)
+			return
+		}
 		n.tell(a.request())
 	})
 	r.after(i.timer, func() { i.lost(a, 0) })
@@ -227,7 +252,11 @@ func (r *run) answered(n *node, e *replica.Answer) {
 		a.reserve = false
 		// The data arrives, then the command has its place.
 		life, addr := n.lives, e.Addr
-		r.after(r.between(0, time.Millisecond), func() {
+		took := r.between(0, time.Millisecond)
+		if a.nexus != nil {
+			took += r.fencing.fills()
+		}
+		r.after(took, func() {
 			if n.lives != life || n.core == nil {
 				return
 			}
@@ -236,6 +265,9 @@ func (r *run) answered(n *node, e *replica.Answer) {
 		return
 	}
 	delete(r.open, e.ID)
+	if a.nexus != nil {
+		defer a.nexus.end(a)
+	}
 	if e.Status == replica.Moved {
 		if !a.over {
 			a.from.lost(a, r.between(5*time.Millisecond, 60*time.Millisecond))

@@ -41,6 +41,10 @@ type node struct {
 	drains replica.Nodes // of whom its core knows that they are drained
 	asked  replica.View  // what it has proposed last
 
+	holding holding
+
+	keeper *keeper // of its process; nil: there are no reservations
+
 	resuming bool // it learns of what is in inbox
 }
 
@@ -325,6 +329,9 @@ func (n *node) applied(a *replica.Apply) replica.Done {
 		return replica.Done{ID: a.ID}
 	}
 	n.checkData(n, &a.Rec)
+	if n.fencing != nil {
+		n.fencing.checkRecord(n, &a.Rec)
+	}
 	n.checkRepair(n, &a.Rec)
 	n.eachCell(&a.Rec, func(block int, c cell) {
 		if a.Rec.Atomic {
@@ -355,6 +362,10 @@ func (n *node) start() {
 	})
 	n.left = nil
 	n.logf("%d starts: %v", n.id, n.core)
+	if n.fencing != nil {
+		n.keeper = n.fencing.begin(n)
+	}
+	n.holding = holding{} // it removes what a former process has left
 	if n.pacing.chance != nil {
 		n.step(n.pacing.now)
 	}
@@ -403,6 +414,7 @@ func (n *node) powerCut() {
 	n.kill()
 	n.cutOff, n.left = n.left, nil
 	clear(n.heap)
+	n.holding = holding{}
 	n.lostPower()
 	n.wasAt = n.now
 }

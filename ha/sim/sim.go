@@ -55,6 +55,8 @@ type Result struct {
 	Verified  int // times that all was compared
 	Found     int // ranges that differed, or could not be read
 	Lost      int // blocks that a copy got in sync without, because nobody could read them
+	Fences    int // PERSISTENT RESERVE OUT that were done
+	Conflicts int // writes that reservations have forbidden
 	SwapsKept int // COMPARE AND WRITE that were found done after a takeover
 	Yielded   int // times that a primary with a copy to bring level gave way to hosts
 	Setup     string
@@ -75,6 +77,8 @@ type run struct {
 	atBest    bool     // no datagram is lost or late
 	faults    *faults
 	pacing    pacing
+	fencing   *fencing // nil: there are no reservations
+	addresses *addresses
 
 	initiators []*initiator
 	open       map[uint64]*attempt // at nodes
@@ -167,6 +171,10 @@ func (r *run) setUp() {
 	r.Setup = fmt.Sprintf("%d copies, at least %d, reads confirmed: %v, through: %v %v, paced: %v, faults: %v",
 		n, r.cfg.MinCopies, r.cfg.Confirm, r.cfg.Stores[0].Through, r.cfg.Stores[1].Through, r.pacing.chance != nil, r.faults)
 	r.logf("seed %d: %s", r.Seed, r.Setup)
+	r.addresses = r.drawAddresses()
+	if r.fencing = r.drawFencing(); r.fencing != nil {
+		r.fencing.agreed(&r.view)
+	}
 	for _, x := range r.nodes {
 		x.start()
 	}
@@ -181,7 +189,7 @@ func (r *run) setUp() {
 	r.newsOn()
 	r.repace()
 	pace := r.between(20*time.Millisecond, 200*time.Millisecond)
-	for port := range 4 {
+	for port := range initiators {
 		i := &initiator{run: r, port: port, pace: pace, timer: r.between(300*time.Millisecond, 5*time.Second)}
 		r.initiators = append(r.initiators, i)
 		i.think()
@@ -218,6 +226,7 @@ func (r *run) watch() {
 	if r.givesWay() {
 		r.Yielded++
 	}
+	r.addresses.check()
 	r.after(50*time.Millisecond, r.watch)
 }
 
@@ -294,7 +303,7 @@ func (r *run) calm(since time.Duration) {
 	for began := r.now; r.violation == nil && r.view.InSync == r.cfg.Copies && r.world.step(began+2*promptly); {
 		r.Steps++
 		for _, i := range r.initiators {
-			if c := i.command; c != nil && r.now-max(c.began, since) > promptly {
+			if c := i.command; c != nil && c.change == nil && r.now-max(c.began, since) > promptly {
 				r.fail(14, "nothing is wrong, and attempt %d at node %d of a command has not ended after %v", c.attempt.id, c.attempt.node.id, promptly)
 			}
 		}

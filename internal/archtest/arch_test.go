@@ -67,7 +67,7 @@ var rules = []rule{
 	{pkg: "partition/service", may: []string{"internal/door", "partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},
 	// The core of a mirror is a step function; its simulation has no clock but its own.
 	{pkg: "ha/replica", not: append([]string{"sync", "math/rand", "math/rand/v2"}, sockets...)},
-	{pkg: "ha/sim", may: []string{"ha/replica", "ha/quorum"}, not: append([]string{"sync"}, sockets...)},
+	{pkg: "ha/sim", may: []string{"ha/replica", "ha/quorum", "ha/reservations", "volume/access"}, not: append([]string{"sync"}, sockets...)},
 	// Consensus is a step function, too, with an edge of its own: TLS and a ticker.
 	{pkg: "ha/quorum", may: []string{"ha/replica", "internal/iov"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// Queue pairs between nodes. It knows no mirror, nor which device it is.
