@@ -102,8 +102,19 @@ func b2i(b bool) int {
 	return 0
 }
 
-// send delivers over the connection, in order.
+// send delivers over the connection, in order, unless the bytes change on their way.
 func (r *run) send(from, to replica.ID, f func()) {
+	r.carry(from, to, func() {
+		if r.corrupting.hits() {
+			r.corrupting.ends(from, to)
+			return
+		}
+		f()
+	})
+}
+
+// carry has something arrive over the connection, in order.
+func (r *run) carry(from, to replica.ID, f func()) {
 	l := r.link(from, to)
 	if !l.up {
 		return
@@ -143,7 +154,7 @@ func (r *run) post(n *node, p *replica.Post) {
 	}
 	l.flying = append(l.flying, f)
 	bell := p.Bell
-	r.send(n.id, p.To, func() {
+	r.carry(n.id, p.To, func() {
 		// In order: it is the first of its direction that is on its way.
 		i := slices.IndexFunc(l.flying, func(g flight) bool { return g.from == n.id })
 		l.flying = slices.Delete(l.flying, i, i+1)
@@ -152,6 +163,11 @@ func (r *run) post(n *node, p *replica.Post) {
 			return
 		}
 		r.checkPlaced(to, &f)
+		if r.corrupting.hits() {
+			r.corrupting.post(&f)
+			r.corrupting.ends(n.id, f.to)
+			return
+		}
 		for i := range f.recs {
 			copy(to.heap[f.recs[i].Addr/blockSize:], f.data[i])
 		}

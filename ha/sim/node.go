@@ -284,6 +284,9 @@ func (n *node) work(a replica.Action) {
 			if !e.Failed {
 				at := n.heap[a.Addr/blockSize:][:a.Len/blockSize]
 				copy(at, n.nodes[a.From].heap[a.Addr/blockSize:])
+				if n.corrupting.hits() {
+					n.corrupting.garbage(at)
+				}
 				e.Sum = sum(at)
 			}
 			n.tell(e)

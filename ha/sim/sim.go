@@ -55,6 +55,7 @@ type Result struct {
 	Verified  int // times that all was compared
 	Found     int // ranges that differed, or could not be read
 	Lost      int // blocks that a copy got in sync without, because nobody could read them
+	Corrupted int // messages and fetched ranges whose bytes have changed on their way
 	Fences    int // PERSISTENT RESERVE OUT that were done
 	Conflicts int // writes that reservations have forbidden
 	SwapsKept int // COMPARE AND WRITE that were found done after a takeover
@@ -67,18 +68,19 @@ type run struct {
 	world
 	Options
 	consensus
-	group     *group // nil: the model
-	cfg       replica.Config
-	nodes     []*node
-	links     [16][16]link
-	cut       [16][16]bool
-	witnessUp bool
-	mute      [16]bool // whose datagrams are lost
-	atBest    bool     // no datagram is lost or late
-	faults    *faults
-	pacing    pacing
-	fencing   *fencing // nil: there are no reservations
-	addresses *addresses
+	group      *group // nil: the model
+	cfg        replica.Config
+	nodes      []*node
+	links      [16][16]link
+	cut        [16][16]bool
+	witnessUp  bool
+	mute       [16]bool // whose datagrams are lost
+	atBest     bool     // no datagram is lost or late
+	faults     *faults
+	pacing     pacing
+	fencing    *fencing // nil: there are no reservations
+	addresses  *addresses
+	corrupting *corrupting // nil: no bytes change on their way
 
 	initiators []*initiator
 	open       map[uint64]*attempt // at nodes
@@ -171,7 +173,7 @@ func (r *run) setUp() {
 	r.Setup = fmt.Sprintf("%d copies, at least %d, reads confirmed: %v, through: %v %v, paced: %v, faults: %v",
 		n, r.cfg.MinCopies, r.cfg.Confirm, r.cfg.Stores[0].Through, r.cfg.Stores[1].Through, r.pacing.chance != nil, r.faults)
 	r.logf("seed %d: %s", r.Seed, r.Setup)
-	r.addresses = r.drawAddresses()
+	r.addresses, r.corrupting = r.drawAddresses(), r.drawCorrupting()
 	if r.fencing = r.drawFencing(); r.fencing != nil {
 		r.fencing.agreed(&r.view)
 	}

@@ -50,14 +50,15 @@ func TestRuns(t *testing.T) {
 		all.Losses += res.Losses
 		all.SwapsKept += res.SwapsKept
 		all.Fences += res.Fences
+		all.Corrupted += res.Corrupted
 		all.Conflicts += res.Conflicts
 		all.Lost += res.Lost
 		all.Verified += res.Verified
 		all.Found += res.Found
 		all.Yielded += res.Yielded
 	}
-	t.Logf("%d runs: %d steps, %d commands, %d reads at once, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired, %d blocks that nobody could read, %d changes of reservations, %d writes that these forbade",
-		n, all.Steps, all.Completed, all.AtOnce, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found, all.Lost, all.Fences, all.Conflicts)
+	t.Logf("%d runs: %d steps, %d commands, %d reads at once, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired, %d blocks that nobody could read, %d changes of reservations, %d writes that these forbade, %d times that bytes changed on their way",
+		n, all.Steps, all.Completed, all.AtOnce, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found, all.Lost, all.Fences, all.Conflicts, all.Corrupted)
 	if n >= 20 {
 		all.checkMet(t, os.Getenv("ONESHOT_SIM_THEME"))
 	}
@@ -85,6 +86,7 @@ func (r *Result) checkMet(t *testing.T, name string) {
 		{"flush", r.Flushes, true},
 		{"read at once", r.AtOnce, true},
 		{"range that differs", r.Found, true},
+		{"byte that has changed on its way", r.Corrupted, true},
 		{"write that a reservation forbids", r.Conflicts, !has(faultForce) || kinds == nil},
 		{"switch", r.Switched, has(faultSwitch)},
 		{"copy that gave way to hosts", r.Yielded, true},
