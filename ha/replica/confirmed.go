@@ -15,13 +15,22 @@ func (c *Core) confirmed() time.Duration {
 	if c.role != Primary {
 		return 0
 	}
-	w := c.quorum(&c.view)
+	at := c.confirmedIn(&c.view)
+	if c.proposed != nil { // nobody knows which of the two is in force
+		at = min(at, c.confirmedIn(c.proposed))
+	}
+	return at
+}
+
+// confirmedIn is confirmed by one view.
+func (c *Core) confirmedIn(v *View) time.Duration {
+	w := c.quorum(v)
 	if w == 1 {
 		return Undisputed
 	}
 	var at [16]time.Duration
 	n := 0
-	for id := range c.view.InSync.Without(c.cfg.Self).All() {
+	for id := range v.InSync.Without(c.cfg.Self).All() {
 		at[n] = c.peer[id].proven
 		n++
 	}

@@ -150,6 +150,11 @@ var scenarioMutants = []struct {
 		Old: "\t\tc.adopt(memory.View)\n",
 		New: "\t\tif !ON {\n\t\t\tc.adopt(memory.View)\n\t\t}\n",
 	}},
+	{"TestDisputedByProposed", mutants.Mutant{
+		Name: "takes itself for alone while another member is proposed", File: "confirmed.go",
+		Old: "if c.proposed != nil {",
+		New: "if c.proposed != nil && !ON {",
+	}},
 	{"TestOfficeByConsensus", mutants.Mutant{
 		Name: "takes the office by the word of a member", File: "core.go",
 		Old: "if m.View.Primary != c.cfg.Self {",

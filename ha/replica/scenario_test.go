@@ -614,6 +614,26 @@ func TestProposedGoesOn(t *testing.T) {
 	}
 }
 
+// A primary that is alone, and has asked for another member, is disputed until it hears that nobody has agreed: that member may be the primary.
+func TestDisputedByProposed(t *testing.T) {
+	s := reigns(t, 2)
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	s.agree(v)
+	if at := s.State().Confirmed; at != Undisputed {
+		t.Errorf("alone: confirmed at %v", at)
+	}
+	s.hello(1, true)
+	s.proven(1)
+	asked := s.now
+	only(s, proposals(s.ack(1, 0, 0, 0)))
+	s.alive = 0
+	s.wait(time.Second)
+	if at := s.State().Confirmed; at > asked {
+		t.Errorf("confirmed at %v, and node 1 may be a member that was silent since %v", at, asked)
+	}
+}
+
 // What a member has received does not count when it is not connected: it may have lost its power since.
 func TestCommittedByConnected(t *testing.T) {
 	s := reigns(t, 3)
