@@ -18,9 +18,13 @@ func samePrivate(t *testing.T, what string, got, want []byte) {
 	}
 }
 
-// private returns n bytes without trailing zero.
+// private returns n bytes without trailing zero, which are a part of something with pointers, as an owner's may be.
 func private(n int, seed uint64) []byte {
-	b := filled(n, seed)
+	owner := &struct {
+		b    [512]byte
+		next *int
+	}{next: new(int)}
+	b := owner.b[:copy(owner.b[:n], filled(n, seed))]
 	if n > 0 {
 		b[n-1] = 'x'
 	}

@@ -6,6 +6,7 @@ package verbs
 import "C"
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -284,9 +285,11 @@ func (q *queuePair) params(p rdma.ConnParams, depth, resources int) *params {
 	return v
 }
 
-// pin sets the private data, which pin keeps in its place until it is unpinned.
+// pin sets the private data, which pin keeps in its place until it is unpinned. They are a copy, as cgo wants it: the owner's may be a part of
+// something with pointers.
 func (v *params) pin(pin *runtime.Pinner, data []byte) {
 	if len(data) > 0 {
+		data = bytes.Clone(data)
 		pin.Pin(unsafe.SliceData(data))
 		v.c.private_data = unsafe.Pointer(unsafe.SliceData(data))
 	}

@@ -6,6 +6,7 @@ package verbs
 import "C"
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"net"
@@ -143,6 +144,7 @@ func (m *manager) deliver() {
 
 // refuse rejects a request and forgets it.
 func refuse(id *C.struct_rdma_cm_id, data []byte) error {
+	data = bytes.Clone(data) // see params.pin
 	err := errno(C.os_cm_reject(id, unsafe.Pointer(unsafe.SliceData(data)), C.uint32_t(len(data))))
 	C.os_cm_destroy(id)
 	return err
