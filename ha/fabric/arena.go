@@ -7,7 +7,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// Base is the tagged offset of the first octet of each arena. It is no address of this process: peers cannot tell.
+// Base is the tagged offset of the first octet of each arena, where this end chooses it. It is no address of this process: peers cannot tell.
 const Base = 0x5000_0000_0000
 
 const (
@@ -31,19 +31,8 @@ var errFull = errors.New("there are more arenas than steering tags for them")
 
 // NewArena makes an arena of n octets, all zero. what is the same for an arena on all nodes, and another for each other arena.
 func (f *Fabric) NewArena(n int64, what string) (*Arena, error) {
-	a := &Arena{f: f, name: Name{Base: Base, Size: uint64(n)}}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(what)) // never fails
-	f.mu.Lock()
-	for i := range uint32(indexes) {
-		at := firstIndex + (h.Sum32()+i)%indexes
-		if !f.arenas[at] {
-			f.arenas[at], a.name.Index = true, at
-			break
-		}
-	}
-	f.mu.Unlock()
-	if a.name.Index == 0 {
+	a := &Arena{f: f, name: Name{Size: uint64(n)}}
+	if !f.tells && !a.choose(what) {
 		return nil, errFull
 	}
 	var err error
@@ -52,6 +41,22 @@ func (f *Fabric) NewArena(n int64, what string) (*Arena, error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// choose takes a name that is the same on all nodes, unless it is in use. False: there is none.
+func (a *Arena) choose(what string) bool {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(what)) // never fails
+	a.f.mu.Lock()
+	defer a.f.mu.Unlock()
+	for i := range uint32(indexes) {
+		at := firstIndex + (h.Sum32()+i)%indexes
+		if !a.f.arenas[at] {
+			a.f.arenas[at], a.name.Index, a.name.Base = true, at, Base
+			return true
+		}
+	}
+	return false
 }
 
 func (a *Arena) forget() {
@@ -71,25 +76,33 @@ func (a *Arena) Free() error {
 }
 
 // Grant lets the peer of l, and nobody else, write to the arena and read it, as grant number n. A Write that is on its way by a
-// grant of before ends the connection, as long as no more than 256 grants of l's lie between the two: the number is in the STag.
-func (a *Arena) Grant(l *Link, n uint64) error {
+// grant of before ends the connection, as long as no more than 256 grants of l's lie between the two: the number is in the STag. Where the
+// device chooses the STag, there is a key, which the peer has to learn (Link.Learn), and l has no other grant: see keyed.
+func (a *Arena) Grant(l *Link, n uint64) (*Key, error) {
 	a.Cut()
+	if a.f.tells {
+		g, k, err := l.key(n)
+		if err == nil {
+			a.grant, a.to = g, l
+		}
+		return k, err
+	}
 	if l.granted == 0 {
 		l.granted = n
 	}
 	if n-l.granted >= 1<<8 {
-		return errors.New("the numbers of grants over this connection are used up")
+		return nil, errors.New("the numbers of grants over this connection are used up")
 	}
 	g, err := l.dom.(rdma.Granter).Grant(a.bytes, rdma.AccessRemoteRead|rdma.AccessRemoteWrite, a.name.stag(n), a.name.Base)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a.grant, a.to = g, l
-	return nil
+	return nil, nil
 }
 
 // Cut takes the grant away. When it returns nothing is placed any more: a peer that is in the middle of a Write has lost its
-// connection. It does not wait for the peer.
+// connection, and where the device chooses STags, any peer has. It does not wait for the peer.
 func (a *Arena) Cut() {
 	if a.grant == nil {
 		return
@@ -97,6 +110,6 @@ func (a *Arena) Cut() {
 	if !a.grant.Revoke() {
 		a.to.Abort()
 	}
-	_ = a.grant.Free() // cannot fail: it is granted once, and freed once
+	_ = a.grant.Free() // cannot fail: it is granted once, and freed once; what a device does not forget keeps Link.Release from its domain
 	a.grant, a.to = nil, nil
 }

@@ -9,6 +9,7 @@
 //
 //	fabric.go   who may connect
 //	arena.go    memory, and who may write to it
+//	key.go      the same over devices that choose the names of memory themselves
 //	link.go     a connection: what it is made of, what comes, how it ends
 //	send.go     what leaves
 //
@@ -34,7 +35,7 @@ import (
 
 // Config says what a Fabric is made of.
 type Config struct {
-	Device   rdma.Device   // its domains are rdma.Granters; the Fabric owns it
+	Device   rdma.Device   // the Fabric owns it
 	Listener rdma.Listener // of the device; the Fabric owns it
 	Address  string        // at which other nodes reach the listener
 	Logger   *slog.Logger  // nil: silence
@@ -44,6 +45,8 @@ type Config struct {
 type Fabric struct {
 	cfg     Config
 	log     *slog.Logger
+	tells   bool // the device chooses the STags of memory, so peers are told: see key.go
+	guards  bool // a peer could do harm with the STag of a Read's sink
 	serving sync.WaitGroup
 	strange loglimit.Gate
 
@@ -68,10 +71,8 @@ func New(c Config) (*Fabric, error) {
 	if err := d.Close(); err != nil {
 		return nil, err
 	}
-	if l := c.Device.Limits(); !grants || l.ReadSinkWrite || !l.ReceiveWait {
-		return nil, fmt.Errorf("the device %s cannot connect nodes: it does not let this end choose steering tags and take memory back, or lets peers write to more than they are given", l.Name)
-	}
-	f := &Fabric{cfg: c, log: c.Logger, offers: make(map[secret]*Offer), arenas: make(map[uint32]bool)}
+	l := c.Device.Limits()
+	f := &Fabric{cfg: c, log: c.Logger, tells: !grants, guards: l.ReadSinkWrite || l.UnguardedRead, offers: make(map[secret]*Offer), arenas: make(map[uint32]bool)}
 	f.serving.Go(f.serve)
 	return f, nil
 }
@@ -89,7 +90,11 @@ func (f *Fabric) Close() error {
 // Address is where other nodes connect.
 func (f *Fabric) Address() string { return f.cfg.Address }
 
-// Name is how peers name an arena: the same on all nodes, unless two arenas of a node would have it.
+// Device is the name of the device, for people.
+func (f *Fabric) Device() string { return f.cfg.Device.Limits().Name }
+
+// Name is how peers name an arena: the same on all nodes, unless two arenas of a node would have it. Where the device chooses STags, it
+// has a size alone.
 type Name struct {
 	Index uint32 // of its STags; their key is that of a grant
 	Base  uint64 // tagged offset of the first octet
@@ -107,10 +112,11 @@ type Invitation struct {
 	Arena   Name     // of who invites
 }
 
-// Private data of the MPA Request: magic, secret, name. Of the Reply: the proof.
+// Private data of the Request: magic, secret, name. Where peers are told of STags there is no name: the connection manager of InfiniBand and RoCE
+// carries 56 octets. Of the Reply: the proof.
 const (
 	magic      = "oneshot fabric 1"
-	requestLen = len(magic) + len(secret{}) + nameLen
+	magicTells = "oneshot fabric 2"
 	nameLen    = 4 + 8 + 8
 )
 
@@ -120,15 +126,28 @@ func (n Name) append(b []byte) []byte {
 	return binary.BigEndian.AppendUint64(b, n.Size)
 }
 
+// request is what who connects shows.
+func (f *Fabric) request(s secret, n Name) []byte {
+	if f.tells {
+		return append([]byte(magicTells), s[:]...)
+	}
+	return n.append(append([]byte(magic), s[:]...))
+}
+
 // parseRequest reads the private data of a Request. Other octets may follow: a provider may have padded them.
-func parseRequest(b []byte) (s secret, n Name, ok bool) {
-	if len(b) < requestLen || string(b[:len(magic)]) != magic {
+func (f *Fabric) parseRequest(b []byte) (s secret, n Name, ok bool) {
+	want, length := magic, len(magic)+len(s)+nameLen
+	if f.tells {
+		want, length = magicTells, len(magicTells)+len(s)
+	}
+	if len(b) < length || string(b[:len(want)]) != want {
 		return s, n, false
 	}
-	b = b[len(magic):]
+	b = b[len(want):]
 	copy(s[:], b)
-	b = b[len(s):]
-	n = Name{binary.BigEndian.Uint32(b), binary.BigEndian.Uint64(b[4:]), binary.BigEndian.Uint64(b[12:])}
+	if b = b[len(s):]; !f.tells {
+		n = Name{binary.BigEndian.Uint32(b), binary.BigEndian.Uint64(b[4:]), binary.BigEndian.Uint64(b[12:])}
+	}
 	return s, n, true
 }
 
@@ -198,12 +217,14 @@ func (o *Offer) Accept(ctx context.Context) (*Link, error) {
 
 // Connect takes an invitation up.
 func (f *Fabric) Connect(ctx context.Context, a *Arena, i Invitation) (*Link, error) {
+	if f.tells != (i.Arena.Index == 0) {
+		return nil, fmt.Errorf("the node at %s has another kind of device: let cluster.transport be the same on all nodes", i.Address)
+	}
 	l, err := newLink(f, a, i.Arena)
 	if err != nil {
 		return nil, err
 	}
-	b := append([]byte(magic), i.Secret[:]...)
-	err = f.cfg.Device.Connect(ctx, l.qp, i.Address, rdma.ConnParams{PrivateData: a.name.append(b)})
+	err = f.cfg.Device.Connect(ctx, l.qp, i.Address, rdma.ConnParams{PrivateData: f.request(i.Secret, a.name)})
 	if err == nil {
 		if got := l.qp.PeerData(); len(got) < len(i.Proof) || secret(got) != i.Proof {
 			err = fmt.Errorf("at %s is somebody else than the node that has invited", i.Address)
@@ -225,7 +246,7 @@ func (f *Fabric) serve() {
 			}
 			return
 		}
-		s, n, ok := parseRequest(req.PeerData())
+		s, n, ok := f.parseRequest(req.PeerData())
 		var o *Offer
 		if ok {
 			o = f.take(s)

@@ -20,12 +20,14 @@ const (
 	// works are Writes and Sends that have not left, fetches are Reads.
 	works   = 1024
 	fetches = 64
+	// maxWork is what a queue pair has posted at most: besides these what tells of receives.
+	maxWork = works + fetches + Messages
 	// batchMax is how many works are posted at once, and receives given back.
 	batchMax = 64
 )
 
 // Link is a connection with a node: a stream of octets in each direction, and Writes and Reads of the other's arena by those who
-// have a grant. One goroutine reads, and one at a time sends.
+// have a grant. One goroutine reads, always, and one at a time sends.
 type Link struct {
 	f     *Fabric
 	arena *Arena
@@ -34,7 +36,7 @@ type Link struct {
 	dom    rdma.Domain
 	recvCQ rdma.CompletionQueue
 	sendCQ rdma.CompletionQueue
-	rq     rdma.ReceiveQueue
+	rq     receiver
 	qp     rdma.QueuePair
 	own    rdma.Region // the arena, for works of this end
 	mem    rdma.Region // receives, and behind them the ring of what is sent
@@ -47,13 +49,21 @@ type Link struct {
 	gone    chan struct{} // closed when the connection has ended
 	told    error         // why; set before gone is closed
 
+	keys // key.go
+
 	// Of who reads.
 	done    [batchMax]rdma.Completion
 	waiting []rdma.Completion // of done, not read yet
 	rest    []byte            // of the first of them
 	vacant  []rdma.Receive    // to be given back
+	owed    int               // receives of which the peer is to be told, where it is
 
 	sending // send.go
+}
+
+// receiver is where receives are posted: a queue at which Sends wait for them (rdma.Limits.ReceiveWait), or that of the queue pair.
+type receiver interface {
+	PostReceive(rs []rdma.Receive) (int, error)
 }
 
 var errEnded = errors.New("the connection has ended")
@@ -78,7 +88,7 @@ func (l *Link) make() (err error) {
 		return err
 	}
 	l.frees = append(l.frees, l.recvCQ.Close)
-	if l.sendCQ, err = dev.NewCompletionQueue(works+fetches, l.harvestAll); err != nil {
+	if l.sendCQ, err = dev.NewCompletionQueue(maxWork, l.harvestAll); err != nil {
 		return err
 	}
 	l.frees = append(l.frees, l.sendCQ.Close)
@@ -95,19 +105,17 @@ func (l *Link) make() (err error) {
 		return err
 	}
 	l.frees = append(l.frees, l.own.Deregister)
-	if l.rq, err = dev.NewReceiveQueue(l.dom, Messages); err != nil {
-		return err
+	var shared rdma.ReceiveQueue
+	if !l.f.tells {
+		if shared, err = dev.NewReceiveQueue(l.dom, Messages); err != nil {
+			return err
+		}
+		l.frees = append(l.frees, shared.Close)
 	}
-	l.frees = append(l.frees, l.rq.Close)
 	l.ring = b[Messages*MessageLen:]
-	for i := range Messages {
-		l.give(uint64(i))
-	}
-	if err := l.giveBack(); err != nil {
-		return err
-	}
+	l.frees = append(l.frees, l.unkey, l.freeSinks) // when the queue pair has gone
 	if l.qp, err = dev.NewQueuePair(rdma.QueuePairConfig{
-		Domain: l.dom, SendCQ: l.sendCQ, RecvCQ: l.recvCQ, MaxWork: works + fetches, Receives: l.rq,
+		Domain: l.dom, SendCQ: l.sendCQ, RecvCQ: l.recvCQ, MaxWork: maxWork, MaxRecv: Messages, Receives: shared,
 		Disconnected: func(err error) {
 			l.told = errEnded
 			if err != nil {
@@ -121,7 +129,14 @@ func (l *Link) make() (err error) {
 		return err
 	}
 	l.frees = append(l.frees, l.qp.Close)
-	return nil
+	if l.rq = l.qp; shared != nil {
+		l.rq = shared
+	}
+	for i := range Messages {
+		l.give(uint64(i))
+	}
+	l.credits, l.owed = told, -told // the peer knows of these, so less is owed than is given back
+	return l.giveBack()
 }
 
 func signal(c chan struct{}) {
@@ -139,7 +154,8 @@ func (l *Link) give(i uint64) {
 
 // giveBack lets the peer send as much as has been read.
 func (l *Link) giveBack() error {
-	_, err := l.rq.PostReceive(l.vacant)
+	n, err := l.rq.PostReceive(l.vacant)
+	l.owed += n
 	l.vacant = l.vacant[:0]
 	return err
 }
@@ -190,6 +206,7 @@ func (l *Link) next(waits bool) bool {
 		if len(l.waiting) > 0 {
 			c := &l.waiting[0]
 			if c.Bytes == 0 {
+				l.hear()
 				l.give(c.ID)
 				l.waiting = l.waiting[1:]
 				continue
@@ -200,6 +217,7 @@ func (l *Link) next(waits bool) bool {
 		if len(l.vacant) >= batchMax/4 && l.giveBack() != nil {
 			l.Abort()
 		}
+		l.announce()
 		ended := l.hasEnded()
 		if n := l.recvCQ.Poll(l.done[:]); n > 0 {
 			l.heard.Store(time.Now().UnixNano())
@@ -228,6 +246,7 @@ func (l *Link) await() {
 	if len(l.vacant) > 0 && l.giveBack() != nil {
 		l.Abort()
 	}
+	l.announce()
 	if !l.recvCQ.Arm() {
 		return
 	}

@@ -34,7 +34,8 @@ type sending struct {
 	flying  int        // and their octets
 	posted  []left     // by completion, the oldest first
 	first   int        // of posted
-	reading map[uint64]func()
+	reading map[uint64]fetch
+	credits int    // Sends for which the peer has receives, where it tells
 	reads   uint64 // IDs of Reads so far
 	short   bool   // who sends waits for room
 	took    [16]rdma.Completion
@@ -46,14 +47,25 @@ type left struct {
 	head          uint64
 }
 
-const isRead = 1 << 63 // of an ID
+// fetch is a Read under way.
+type fetch struct {
+	done func()
+	sink rdma.Region // of its own; nil: the arena is
+}
+
+// Bits of IDs.
+const (
+	isRead = 1 << 63
+	tells  = 1 << 62 // of receives
+)
 
 // HasRoom says whether so many works with so many octets in all, of which said are of the stream, can be sent without waiting.
 func (l *Link) HasRoom(n, octets, said int) bool {
 	l.harvest()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.used+len(l.batch)+n+said/MessageLen+2 <= works && l.flying+l.size+octets <= InFlight && int(l.head-l.tail)+said <= len(l.ring)
+	n += len(l.batch) + said/MessageLen + 2
+	return l.used+n <= works && l.hasCredit(n) && l.flying+l.size+octets <= InFlight && int(l.head-l.tail)+said <= len(l.ring)
 }
 
 // Size is how many octets Commit would post.
@@ -64,8 +76,13 @@ func (l *Link) Put(r Run, patience time.Duration) error {
 	if err := l.space(patience); err != nil {
 		return err
 	}
+	stag, offset, err := l.at(r)
+	if err != nil {
+		l.Abort()
+		return err
+	}
 	w := l.work(rdma.OpWrite, l.arena.bytes[r.Addr:r.Addr+r.Len], l.own)
-	w.RemoteSTag, w.RemoteOffset = l.there.stag(r.Grant), l.there.Base+uint64(r.Addr)
+	w.RemoteSTag, w.RemoteOffset = stag, offset
 	return nil
 }
 
@@ -80,7 +97,7 @@ func (l *Link) work(op rdma.Opcode, b []byte, r rdma.Region) *rdma.Work {
 
 // space makes room for one more work in the batch.
 func (l *Link) space(patience time.Duration) error {
-	if len(l.batch) < batchMax {
+	if len(l.batch) < batchMax && (!l.f.tells || len(l.batch) < told) {
 		return nil
 	}
 	return l.Commit(patience)
@@ -122,14 +139,17 @@ func (l *Link) Commit(patience time.Duration) error {
 	if len(l.batch) == 0 {
 		return nil
 	}
-	n, octets := len(l.batch), l.size
+	n, octets, sends := len(l.batch), l.size, l.sends()
 	last := &l.batch[n-1]
 	last.Flags = rdma.Signaled
-	if err := l.wait(patience, func() bool { return l.used+n <= works && (l.flying == 0 || l.flying+octets <= InFlight) }); err != nil {
+	if err := l.wait(patience, func() bool {
+		return l.used+n <= works && l.hasCredit(sends) && (l.flying == 0 || l.flying+octets <= InFlight)
+	}); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	l.used += n
+	l.credits -= sends
 	l.flying += octets
 	l.posted = append(l.posted, left{n, octets, l.head})
 	l.mu.Unlock()
@@ -179,29 +199,34 @@ func (l *Link) wait(patience time.Duration, room func() bool) error {
 
 // harvest notes what has left.
 func (l *Link) harvest() {
-	var read []func()
+	var read []fetch
 	l.mu.Lock()
 	for n := len(l.took); n == len(l.took); {
 		n = l.sendCQ.Poll(l.took[:])
 		for i := range l.took[:n] {
-			if f := l.hasLeft(&l.took[i]); f != nil {
+			if f := l.hasLeft(&l.took[i]); f.done != nil {
 				read = append(read, f)
 			}
 		}
 	}
 	l.mu.Unlock()
 	for _, f := range read {
-		f()
+		if f.sink != nil && f.sink.Deregister() != nil { // the peer may have it still
+			l.Abort()
+			continue
+		}
+		f.done()
 	}
 }
 
 // hasLeft takes a completion. What was to be told of a Read is returned. The lock is held.
-func (l *Link) hasLeft(c *rdma.Completion) (read func()) {
+func (l *Link) hasLeft(c *rdma.Completion) (read fetch) {
 	switch {
 	case c.Status != rdma.StatusOK: // the link ends
 	case c.ID&isRead != 0:
 		read = l.reading[c.ID]
 		delete(l.reading, c.ID)
+	case c.ID&tells != 0:
 	default:
 		p := l.posted[l.first]
 		l.used, l.flying, l.tail = l.used-p.works, l.flying-p.octets, p.head
@@ -232,27 +257,43 @@ var errFetches = errors.New("too many Reads are under way")
 // Fetch reads a part of the other node's arena into this one. done is called, without a lock that its caller may want, when it is there, and
 // never if the link ends before that. Any goroutine may call Fetch.
 func (l *Link) Fetch(r Run, done func()) error {
-	l.mu.Lock()
-	if len(l.reading) >= fetches {
-		l.mu.Unlock()
-		return errFetches
+	stag, offset, err := l.at(r)
+	if err != nil {
+		return err
 	}
+	b := l.arena.bytes[r.Addr : r.Addr+r.Len]
+	f, sink := fetch{done: done}, l.own
+	if l.f.guards {
+		if f.sink, err = l.dom.Register(b, rdma.AccessLocalWrite|rdma.AccessRemoteWrite); err != nil {
+			return err
+		}
+		sink = f.sink
+	}
+	l.mu.Lock()
 	if l.reading == nil {
-		l.reading = make(map[uint64]func())
+		l.reading = make(map[uint64]fetch)
 	}
 	l.reads++
 	id := l.reads | isRead
-	l.reading[id] = done
+	if len(l.reading) >= fetches {
+		err = errFetches
+	} else {
+		l.reading[id] = f
+	}
 	l.mu.Unlock()
-	b := l.arena.bytes[r.Addr : r.Addr+r.Len]
-	_, err := l.qp.Post([]rdma.Work{{
-		ID: id, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: b, Region: l.own}},
-		RemoteSTag: l.there.stag(r.Grant), RemoteOffset: l.there.Base + uint64(r.Addr),
-	}})
+	if err == nil {
+		_, err = l.qp.Post([]rdma.Work{{
+			ID: id, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: b, Region: sink}},
+			RemoteSTag: stag, RemoteOffset: offset,
+		}})
+	}
 	if err != nil {
 		l.mu.Lock()
 		delete(l.reading, id)
 		l.mu.Unlock()
+		if f.sink != nil {
+			err = errors.Join(err, f.sink.Deregister())
+		}
 		return err
 	}
 	if !l.sendCQ.Arm() {

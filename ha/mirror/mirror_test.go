@@ -390,8 +390,29 @@ func onIWARP() (rdma.Device, string) {
 	return d, "127.0.0.1:0"
 }
 
+// onChooser is onLocal, but for a device that chooses STags itself, as those of the kernel do.
+func onChooser() (rdma.Device, string) {
+	d, at := onLocal()
+	return chooser{d}, at
+}
+
+// chooser is a device whose domains are no rdma.Granters.
+type chooser struct{ rdma.Device }
+
+type choosing struct{ rdma.Domain }
+
+func (c chooser) NewDomain() (rdma.Domain, error) {
+	d, err := c.Device.NewDomain()
+	return choosing{d}, err
+}
+
+func (c chooser) NewQueuePair(q rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	q.Domain = q.Domain.(choosing).Domain
+	return c.Device.NewQueuePair(q)
+}
+
 // movers are what data go over in a bubble, by name.
-var movers = map[string]func() (rdma.Device, string){"streams": nil, "queue pairs": onLocal}
+var movers = map[string]func() (rdma.Device, string){"streams": nil, "queue pairs": onLocal, "queue pairs, keys are told": onChooser}
 
 func (n *node) newFabric() *fabric.Fabric {
 	d, at := n.lab.device()

@@ -69,7 +69,7 @@ func linked(t *testing.T) (c *conn, link *fabric.Link, end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := arenas[0].Grant(there, 1); err != nil {
+	if _, err := arenas[0].Grant(there, 1); err != nil {
 		t.Fatal(err)
 	}
 	m := &Mirror{cfg: Usual(size)}

@@ -67,12 +67,15 @@ func (m *Mirror) grant(to replica.ID, stream uint64) {
 	if c == nil || c.link == nil {
 		return
 	}
-	if err := m.shared.Grant(c.link, stream); err != nil {
-		m.opts.Log.Warn("a node of a mirror gets another connection before it writes", "node", to, "reason", err)
+	k, err := m.shared.Grant(c.link, stream)
+	if err != nil {
+		m.opts.Log.Info("a node of a mirror gets another connection before it writes", "node", to, "reason", err)
 		c.close()
 		return
 	}
-	m.granted = to
+	if m.granted = to; k != nil {
+		c.send(frameKey, func(c *coder) { c.key(k) }, 0, nil)
+	}
 }
 
 // cut takes that away. When it returns nothing of the node is placed any more.
@@ -226,6 +229,12 @@ func (m *Mirror) arrived(c *conn, f *received) {
 		}
 		p.sum = sumOf(m.arena[p.addr : p.addr+p.len])
 		c.send(framePulled, func(c *coder) { c.pull(p) }, int(p.len), func(b []byte) []byte { return append(b, m.arena[p.addr:p.addr+p.len]...) })
+	case frameKey:
+		if c.link == nil {
+			c.close()
+			return
+		}
+		c.link.Learn(f.key)
 	case framePulled:
 		m.pulled(c, &f.pull, f.data)
 	case frameAck:

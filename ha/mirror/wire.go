@@ -39,6 +39,7 @@ const (
 	frameLent
 	frameHashed
 	frameInvitation // follows the greeting of who accepts, if both have a fabric
+	frameKey        // goes before what tells of a grant, where the other node has to be told how to name the memory
 )
 
 func sumOf(b []byte) uint32 { return crc32c.Update(0, b) }
@@ -269,6 +270,12 @@ func (c *coder) invitation(i *fabric.Invitation) {
 	num(c, &i.Arena.Size, 8)
 }
 
+func (c *coder) key(k *fabric.Key) {
+	num(c, &k.Grant, 8)
+	num(c, (*uint32)(&k.STag), 4)
+	num(c, &k.Base, 8)
+}
+
 func (c *coder) beat(b *replica.Beat) {
 	num(c, &b.No, 8)
 	c.view(&b.View)
@@ -398,6 +405,7 @@ type received struct {
 	pull     pull
 
 	invitation fabric.Invitation
+	key        fabric.Key
 
 	msg replica.Msg // of all other kinds
 
@@ -479,6 +487,8 @@ func (f *received) decode(c *coder) {
 		c.ack(&f.ack)
 	case frameInvitation:
 		c.invitation(&f.invitation)
+	case frameKey:
+		c.key(&f.key)
 	default:
 		f.msg = decodeMessage(c, f.kind)
 	}

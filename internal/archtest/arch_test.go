@@ -71,7 +71,7 @@ var rules = []rule{
 	// Consensus is a step function, too, with an edge of its own: TLS and a ticker.
 	{pkg: "ha/quorum", may: []string{"ha/replica", "internal/iov"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// Queue pairs between nodes. It knows no mirror, nor which device it is.
-	{pkg: "ha/fabric", may: []string{"transport/rdma", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"ddp", "transport/rdma/iwarp", "transport/rdma/local"}},
+	{pkg: "ha/fabric", may: []string{"transport/rdma", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"ddp", "transport/rdma/iwarp", "transport/rdma/local", "transport/rdma/verbs", "transport/rdma/verbs/fake"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
 	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
 	{pkg: "ha/front"},

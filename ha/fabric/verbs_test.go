@@ -1,0 +1,103 @@
+//go:build verbs && !guest && cgo && linux
+
+package fabric
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/verbs"
+	"oneshot/transport/rdma/verbs/fake"
+)
+
+// These devices stand for the kernel's on machines without RDMA. In a virtual machine with devices, guest_test.go replaces them.
+func init() {
+	fake.Install()
+	for name, c := range map[string]fake.Config{
+		"InfiniBand":              {},
+		"rxe, no flush":           {Rxe: true, LateFlush: true},
+		"iWARP card":              {IWARP: true},
+		"siw, late reads, blames": {IWARP: true, Siw: true, LateReads: true, Blames: true},
+	} {
+		providers[name] = func(t *testing.T) *node { return newNode(t, overFake(t, c), "127.0.0.1:0") }
+	}
+}
+
+// begun is the test whose device the fake one is.
+var begun *testing.T
+
+func overFake(t *testing.T, c fake.Config) rdma.Device {
+	t.Helper()
+	if begun != t {
+		begun = t
+		c.Node = filepath.Join(t.TempDir(), "node")
+		check(t, os.Mkdir(c.Node, 0o700))
+		fake.Begin(c)
+		t.Cleanup(func() {
+			if n := fake.End(); n != 0 {
+				t.Errorf("%d objects of the libraries are left", n)
+			}
+		})
+	}
+	d, err := verbs.Open(verbs.Config{Name: fake.Name, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), LingerTime: time.Hour})
+	check(t, err)
+	return d
+}
+
+// TestCutKeepsQueuePair: Cut does not return while the device has the queue pair of the node that is cut, for which it may place octets.
+func TestCutKeepsQueuePair(t *testing.T) {
+	a, b := providers["siw, late reads, blames"](t), providers["siw, late reads, blames"](t)
+	x, y := link(t, a, b)
+	other, third := link(t, a, b)
+	a.grants(t, x, y, 7)
+	fake.KeepQueuePairs()
+	var forgotten atomic.Bool
+	cut := make(chan struct{})
+	go func() {
+		a.Cut()
+		if !forgotten.Load() {
+			t.Error("Cut does not wait until the queue pair is gone")
+		}
+		close(cut)
+	}()
+	fake.AwaitKept()
+	check(t, errors.Join(third.Say([]byte("time passes"), time.Minute), third.Commit(time.Minute)))
+	if n, err := other.Read(make([]byte, 99)); n != 11 || err != nil {
+		t.Errorf("another connection: %d, %v", n, err)
+	}
+	forgotten.Store(true)
+	fake.Forget()
+	<-cut
+	<-y.gone
+	a.close(t, x, other)
+	b.close(t, y, third)
+}
+
+// TestSinks: over iWARP a node learns the STag to which its octets of a Read go. It is good for nothing but these.
+func TestSinks(t *testing.T) {
+	a, b := providers["iWARP card"](t), providers["iWARP card"](t)
+	x, y := link(t, a, b)
+	a.grants(t, x, y, 7)
+	fake.HoldReads()
+	check(t, y.Fetch(Run{Addr: 8192, Len: 4096, Grant: 7}, func() { t.Error("it was read, over a connection that has ended") }))
+	sink := fake.Sinks(4096)[0]
+	x.Learn(Key{Grant: 1, STag: rdma.STag(sink.STag), Base: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.Bytes()))))})
+	copy(a.Bytes(), "octets")
+	check(t, errors.Join(x.Put(Run{Len: 4096, Grant: 1}, time.Minute), x.Commit(time.Minute)))
+	<-x.gone
+	<-y.gone
+	if !bytes.Equal(b.Bytes(), make([]byte, arenaLen)) {
+		t.Error("octets have come beside the sink")
+	}
+	fake.Release()
+	a.close(t, x)
+	b.close(t, y)
+}
