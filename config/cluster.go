@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/goccy/go-yaml/ast"
 )
 
 // Cluster names the nodes that keep records together (package ha/quorum). All of them have the same file.
@@ -20,8 +22,9 @@ type Cluster struct {
 	Name  string   // empty: there is no cluster
 	Pos   Position // of the name
 	State string   // path of the directory for the state of this node alone
-	// Transport is what mirrors take from node to node.
+	// Transport is what mirrors take from node to node, and Device the RDMA device of ClusterVerbs, or AnyDevice.
 	Transport ClusterTransport
+	Device    string
 	Nodes     []ClusterNode
 
 	// Self is the node that this configuration is for, and Parts tell whether others have the same. [Config.On] sets
@@ -50,6 +53,7 @@ type ClusterTransport string
 const (
 	ClusterTCP   ClusterTransport = "tcp"   // TLS over TCP, as everything else between nodes
 	ClusterIWARP ClusterTransport = "iwarp" // RDMA in user space
+	ClusterVerbs ClusterTransport = "verbs" // RDMA over a device of the kernel
 )
 
 // Part is a part of a configuration, and a digest of what it says.
@@ -157,13 +161,45 @@ func (d *decoder) cluster(v value, c *Cluster) {
 	} else if !o.has("state") {
 		d.errorf(o.pos, "the cluster has no directory for what this node has promised: add one, such as state: /var/lib/oneshot/cluster")
 	}
-	c.Transport = ClusterTCP
 	transport := o.take("transport")
-	set(transport, &c.Transport, "a transport", oneOf(ClusterTCP, ClusterIWARP))
+	d.clusterTransport(transport, c)
 	d.clusterNodes(o, c)
 	o.done()
-	if c.Transport == ClusterIWARP && len(c.Nodes) > 0 {
+	if c.Transport != ClusterTCP && len(c.Nodes) > 0 {
 		d.warnf(transport.pos(), "the data of mirrors are neither encrypted nor authenticated octet by octet from node to node: give them a network of their own, or WireGuard")
+	}
+}
+
+// clusterTransport reads iwarp, or {type: verbs, device: rxe0}.
+func (d *decoder) clusterTransport(v value, c *Cluster) {
+	c.Transport = ClusterTCP
+	parse := oneOf(ClusterTCP, ClusterIWARP, ClusterVerbs)
+	var device value
+	switch v.node.(type) {
+	case nil:
+		return
+	case *ast.MappingNode, *ast.MappingValueNode:
+		o := d.object(v.node, "transport")
+		if o == nil {
+			return
+		}
+		kind := o.take("type")
+		device = o.take("device")
+		o.done()
+		if !set(kind, &c.Transport, "a transport", parse) {
+			if !o.has("type") {
+				d.errorf(v.pos(), "the transport has no type: add one, such as type: verbs")
+			}
+			return
+		}
+	default:
+		set(v, &c.Transport, "a transport", parse)
+	}
+	if c.Transport == ClusterVerbs {
+		c.Device = AnyDevice
+		set(device, &c.Device, "an RDMA device such as rxe0, or any", parseDevice)
+	} else if device.given() {
+		device.errorf("device is for the kernel's RDMA devices, and the transport is %s: remove it, or make that type: verbs", c.Transport)
 	}
 }
 
@@ -232,7 +268,7 @@ func (d *decoder) dataOf(c *Cluster, o *object, n *ClusterNode, at map[string]st
 		return
 	case c.Transport == ClusterTCP:
 		if data.given() {
-			data.errorf("data: nothing comes there: it is for transport: iwarp of the cluster")
+			data.errorf("data: nothing comes there: it is for transport: iwarp or verbs of the cluster")
 		}
 		return
 	}

@@ -194,3 +194,29 @@ func TestDataOfNodes(t *testing.T) {
 		t.Errorf("without a transport: %+v, %v", c, err)
 	}
 }
+
+func TestTransportOfCluster(t *testing.T) {
+	for text, want := range map[string]string{
+		"verbs":                       "verbs any",
+		"{type: verbs, device: rxe0}": "verbs rxe0",
+		"{type: verbs}":               "verbs any",
+		"{type: iwarp}":               "iwarp ",
+		"{device: rxe0}":              "the transport has no type",
+		"{type: iwarp, device: rxe0}": "device is for the kernel's RDMA devices, and the transport is iwarp",
+		"{type: verbs, device: a/b}":  `"a/b" is not the name of an RDMA device`,
+		"{type: ib}":                  `"ib" is not known`,
+		"{type: verbs, port: 1}":      "port",
+	} {
+		c, err := Parse("x.yaml", []byte("cluster: {name: lab, state: /s, transport: "+text+", nodes: {a: {address: 10.1.0.1}}}\nstores: {d: {type: memory, size: 1MiB}}\ntargets: [{node: a, iqn: iqn.2026-11.com.example:d, luns: {0: d}}]"))
+		got := fmt.Sprint(err)
+		if err == nil {
+			got = string(c.Cluster.Transport) + " " + c.Cluster.Device
+			if c.Cluster.Nodes[0].Data != "10.1.0.1:7261" {
+				t.Errorf("%s: data go to %q", text, c.Cluster.Nodes[0].Data)
+			}
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: %s; want %s", text, got, want)
+		}
+	}
+}

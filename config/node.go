@@ -102,6 +102,7 @@ type object struct {
 var wayToWrite = map[string]string{
 	"the configuration": "stores, targets and portals, each with a colon behind it",
 	"log":               "{level: debug}, for example",
+	"transport":         "{type: verbs, device: rxe0}, for example",
 	"stores":            "{disk: {type: memory, size: 1GiB}}, for example",
 	"a store":           "{type: memory, size: 1GiB}, for example",
 	"copies":            "{a: {type: file, path: /srv/disk.img}, b: {type: file, path: /srv/disk.img}}, for example",

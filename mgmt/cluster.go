@@ -33,6 +33,7 @@ type Cluster struct {
 	Node    string   `json:"node"`              // that answers
 	Term    uint64   `json:"term"`              // of consensus; it grows with each election
 	Trouble string   `json:"trouble,omitempty"` // why the node takes no part in consensus
+	Device  string   `json:"device,omitempty"`  // of RDMA, for the data of mirrors; empty: they go over TLS
 	Members []Member `json:"members"`
 	Mirrors []Mirror `json:"mirrors,omitempty"`
 }

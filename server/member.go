@@ -20,7 +20,9 @@ import (
 	"oneshot/internal/version"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
+	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
+	"oneshot/transport/rdma/verbs"
 )
 
 // member is the node of the cluster that this process is.
@@ -90,19 +92,63 @@ func openFabric(c *config.Cluster, log *slog.Logger) (*fabric.Fabric, error) {
 	if at == "" {
 		return nil, nil
 	}
-	device, err := iwarp.Open(iwarp.Config{Logger: log, Name: "cluster", StartupTimeout: dataPatience, AcceptTimeout: dataPatience, LingerTime: dataLinger})
+	open := listenInUserSpace
+	if c.Transport == config.ClusterVerbs {
+		open = func(at string, log *slog.Logger) (rdma.Device, rdma.Listener, error) {
+			return listenOnDevice(c.Device, at, log)
+		}
+	}
+	device, l, err := open(at, log)
 	if err != nil {
 		return nil, err
-	}
-	l, err := device.Listen(at)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot listen for the data of mirrors: %w%s", err, listenAdvice(err, "nodes")), device.Close())
 	}
 	f, err := fabric.New(fabric.Config{Device: device, Listener: l, Address: at, Logger: log})
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), device.Close())
 	}
 	return f, nil
+}
+
+func listenInUserSpace(at string, log *slog.Logger) (rdma.Device, rdma.Listener, error) {
+	device, err := iwarp.Open(iwarp.Config{Logger: log, Name: "iwarp", StartupTimeout: dataPatience, AcceptTimeout: dataPatience, LingerTime: dataLinger})
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := device.Listen(at)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("cannot listen for the data of mirrors: %w%s", err, listenAdvice(err, "nodes")), device.Close())
+	}
+	return device, l, nil
+}
+
+// listenOnDevice opens the device of the kernel that has an address; name is that device, or config.AnyDevice.
+func listenOnDevice(name, at string, log *slog.Logger) (rdma.Device, rdma.Listener, error) {
+	names := []string{name}
+	if name == config.AnyDevice {
+		var err error
+		if names, err = usableDevices(); err != nil {
+			return nil, nil, fmt.Errorf("cannot listen for the data of mirrors: %w", err)
+		}
+	}
+	var problems error
+	for _, name := range names {
+		device, err := verbs.Open(verbs.Config{
+			Name: name, Logger: log, ConnectTimeout: dataPatience, AcceptTimeout: dataPatience, LingerTime: dataLinger,
+			Lost: func(err error) {
+				log.Error("the RDMA device for the data of mirrors is lost: start this daemon again when it is back", "device", name, "reason", err)
+			},
+		})
+		if err != nil {
+			problems = errors.Join(problems, err)
+			continue
+		}
+		l, err := device.Listen(at)
+		if err == nil {
+			return device, l, nil
+		}
+		problems = errors.Join(problems, err, device.Close())
+	}
+	return nil, nil, fmt.Errorf("cannot listen for the data of mirrors at %s: %w", at, problems)
 }
 
 // dataPatience is how long the start of a connection for data may take.
@@ -232,6 +278,9 @@ func (m *member) status() *mgmt.Cluster {
 	}
 	s := m.node.Status()
 	c := &mgmt.Cluster{Name: s.Cluster, Node: m.name, Term: s.Term}
+	if m.fabric != nil {
+		c.Device = m.fabric.Device()
+	}
 	if s.Trouble != nil {
 		c.Trouble = s.Trouble.Error()
 	}

@@ -264,6 +264,9 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 	if c.Trouble != "" {
 		fmt.Fprintf(w, "this node takes no part: %s\n", c.Trouble)
 	}
+	if c.Device != "" {
+		fmt.Fprintf(w, "the data of mirrors go over the RDMA device %s here\n", c.Device)
+	}
 	t := newTable(w)
 	fmt.Fprintln(t, "\nNODE\tNUMBER\tADDRESS\tSTATE\tVOTES\tCONFIGURATION")
 	for i := range c.Members {
