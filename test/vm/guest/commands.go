@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -108,7 +109,7 @@ func sum(say func(string), a []string) error {
 			return err
 		}
 		defer f.Close()
-		fmt.Fprintln(h, path, info.Size())
+		fmt.Fprintln(h, strings.TrimPrefix(path, a[0]), info.Size())
 		_, err = io.Copy(h, f)
 		return err
 	})
