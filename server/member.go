@@ -92,17 +92,15 @@ func openFabric(c *config.Cluster, log *slog.Logger) (*fabric.Fabric, error) {
 	if at == "" {
 		return nil, nil
 	}
-	open := listenInUserSpace
-	if c.Transport == config.ClusterVerbs {
-		open = func(at string, log *slog.Logger) (rdma.Device, rdma.Listener, error) {
-			return listenOnDevice(c.Device, at, log)
-		}
+	open := func() (rdma.Device, rdma.Listener, error) { return listenInUserSpace(at, log) }
+	if name := c.Device; c.Transport == config.ClusterVerbs {
+		open = func() (rdma.Device, rdma.Listener, error) { return listenOnDevice(name, at, log) }
 	}
-	device, l, err := open(at, log)
+	device, l, err := open()
 	if err != nil {
 		return nil, err
 	}
-	f, err := fabric.New(fabric.Config{Device: device, Listener: l, Address: at, Logger: log})
+	f, err := fabric.New(fabric.Config{Device: device, Listener: l, Again: open, Address: at, Logger: log})
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), device.Close())
 	}
@@ -132,12 +130,7 @@ func listenOnDevice(name, at string, log *slog.Logger) (rdma.Device, rdma.Listen
 	}
 	var problems error
 	for _, name := range names {
-		device, err := verbs.Open(verbs.Config{
-			Name: name, Logger: log, ConnectTimeout: dataPatience, AcceptTimeout: dataPatience, LingerTime: dataLinger,
-			Lost: func(err error) {
-				log.Error("the RDMA device for the data of mirrors is lost: start this daemon again when it is back", "device", name, "reason", err)
-			},
-		})
+		device, err := verbs.Open(verbs.Config{Name: name, Logger: log, ConnectTimeout: dataPatience, AcceptTimeout: dataPatience, LingerTime: dataLinger})
 		if err != nil {
 			problems = errors.Join(problems, err)
 			continue

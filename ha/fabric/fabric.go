@@ -39,21 +39,33 @@ type Config struct {
 	Listener rdma.Listener // of the device; the Fabric owns it
 	Address  string        // at which other nodes reach the listener
 	Logger   *slog.Logger  // nil: silence
+	// Again, if set, opens the device and listens as before, when the device was lost. It is called until it succeeds.
+	Again func() (rdma.Device, rdma.Listener, error)
 }
 
 // Fabric is this node's end of all connections. Its methods may be called from any goroutine.
 type Fabric struct {
 	cfg     Config
 	log     *slog.Logger
-	tells   bool // the device chooses the STags of memory, so peers are told: see key.go
-	guards  bool // a peer could do harm with the STag of a Read's sink
+	tells   bool          // the device chooses the STags of memory, so peers are told: see key.go
+	guards  bool          // a peer could do harm with the STag of a Read's sink
+	device  string        // its name
+	over    chan struct{} // closed by Close
 	serving sync.WaitGroup
 	strange loglimit.Gate
 
 	mu     sync.Mutex // a leaf
 	offers map[secret]*Offer
 	arenas map[uint32]bool // indexes in use
+	card   *card           // nil: it is lost
 	closed bool
+}
+
+// card is a device that is open.
+type card struct {
+	rdma.Device
+	listener rdma.Listener
+	links    sync.WaitGroup // those made of it, which are added while Fabric.mu is held, and it is the Fabric's
 }
 
 type secret [32]byte
@@ -72,26 +84,103 @@ func New(c Config) (*Fabric, error) {
 		return nil, err
 	}
 	l := c.Device.Limits()
-	f := &Fabric{cfg: c, log: c.Logger, tells: !grants, guards: l.ReadSinkWrite || l.UnguardedRead, offers: make(map[secret]*Offer), arenas: make(map[uint32]bool)}
-	f.serving.Go(f.serve)
+	f := &Fabric{cfg: c, log: c.Logger, tells: !grants, guards: l.ReadSinkWrite || l.UnguardedRead, device: l.Name, over: make(chan struct{}), card: &card{Device: c.Device, listener: c.Listener}, offers: make(map[secret]*Offer), arenas: make(map[uint32]bool)}
+	f.serving.Go(func() { f.serveAll(f.card) })
 	return f, nil
 }
 
 // Close ends the Fabric, which has neither links nor arenas any more.
-func (f *Fabric) Close() error {
+func (f *Fabric) Close() (err error) {
 	f.mu.Lock()
 	f.closed = true
+	close(f.over)
+	if f.card != nil {
+		err = f.card.listener.Close()
+	}
 	f.mu.Unlock()
-	err := f.cfg.Listener.Close()
 	f.serving.Wait()
-	return errors.Join(err, f.cfg.Device.Close())
+	if f.card != nil {
+		err = errors.Join(err, f.card.Close())
+	}
+	return err
+}
+
+var errLost = errors.New("the RDMA device is lost")
+
+// use returns the device for a link, which says links.Done when nothing of it is left.
+func (f *Fabric) use() (*card, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.card == nil {
+		return nil, errLost
+	}
+	f.card.links.Add(1)
+	return f.card, nil
+}
+
+// serveAll serves the device, and the ones that take its place when it is lost.
+func (f *Fabric) serveAll(c *card) {
+	for c != nil {
+		err := f.serve(c.listener)
+		if errors.Is(err, net.ErrClosed) || f.cfg.Again == nil {
+			if !errors.Is(err, net.ErrClosed) {
+				f.log.Error("nodes cannot connect any more", "reason", err)
+			}
+			return
+		}
+		f.log.Error("the device for the data of mirrors is lost, and tried again each second", "device", f.device, "reason", err)
+		f.lose(c)
+		c = f.again()
+	}
+}
+
+// lose closes a device that is lost, as soon as its links are gone: until then the kernel may not let go of it.
+func (f *Fabric) lose(c *card) {
+	f.mu.Lock()
+	f.card = nil
+	f.mu.Unlock()
+	_ = c.listener.Close() // it has failed
+	c.links.Wait()
+	if err := c.Close(); err != nil {
+		f.log.Warn("a device that is lost cannot be closed", "device", f.device, "reason", err)
+	}
+}
+
+// again opens the device again. nil: the Fabric is closed.
+func (f *Fabric) again() *card {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.over:
+			return nil
+		case <-tick.C:
+		}
+		d, l, err := f.cfg.Again()
+		if err != nil {
+			continue
+		}
+		c := &card{Device: d, listener: l}
+		f.mu.Lock()
+		closed := f.closed
+		if !closed {
+			f.card = c
+		}
+		f.mu.Unlock()
+		if closed {
+			_, _ = l.Close(), d.Close() // nobody has used them
+			return nil
+		}
+		f.log.Info("the device for the data of mirrors is there again", "device", f.device)
+		return c
+	}
 }
 
 // Address is where other nodes connect.
 func (f *Fabric) Address() string { return f.cfg.Address }
 
 // Device is the name of the device, for people.
-func (f *Fabric) Device() string { return f.cfg.Device.Limits().Name }
+func (f *Fabric) Device() string { return f.device }
 
 // Name is how peers name an arena: the same on all nodes, unless two arenas of a node would have it. Where the device chooses STags, it
 // has a size alone.
@@ -224,7 +313,7 @@ func (f *Fabric) Connect(ctx context.Context, a *Arena, i Invitation) (*Link, er
 	if err != nil {
 		return nil, err
 	}
-	err = f.cfg.Device.Connect(ctx, l.qp, i.Address, rdma.ConnParams{PrivateData: f.request(i.Secret, a.name)})
+	err = l.card.Connect(ctx, l.qp, i.Address, rdma.ConnParams{PrivateData: f.request(i.Secret, a.name)})
 	if err == nil {
 		if got := l.qp.PeerData(); len(got) < len(i.Proof) || secret(got) != i.Proof {
 			err = fmt.Errorf("at %s is somebody else than the node that has invited", i.Address)
@@ -236,15 +325,12 @@ func (f *Fabric) Connect(ctx context.Context, a *Arena, i Invitation) (*Link, er
 	return l, nil
 }
 
-// serve hands requests to those who expect them.
-func (f *Fabric) serve() {
+// serve hands requests to those who expect them, until the listener ends.
+func (f *Fabric) serve(listener rdma.Listener) error {
 	for {
-		req, err := f.cfg.Listener.Accept()
+		req, err := listener.Accept()
 		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				f.log.Error("nodes cannot connect any more", "reason", err)
-			}
-			return
+			return err
 		}
 		s, n, ok := f.parseRequest(req.PeerData())
 		var o *Offer

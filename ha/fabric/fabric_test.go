@@ -385,7 +385,7 @@ func TestStrangers(t *testing.T) {
 	refused("a guess", guess)
 	qp, err := newLink(b.Fabric, b.Arena, Name{})
 	check(t, err)
-	if err := b.cfg.Device.Connect(context.Background(), qp.qp, i.Address, rdma.ConnParams{}); err == nil {
+	if err := b.card.Connect(context.Background(), qp.qp, i.Address, rdma.ConnParams{}); err == nil {
 		t.Error("who shows nothing is connected")
 	}
 	check(t, qp.Release())

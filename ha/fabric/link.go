@@ -30,6 +30,7 @@ const (
 // have a grant. One goroutine reads, always, and one at a time sends.
 type Link struct {
 	f     *Fabric
+	card  *card
 	arena *Arena
 	there Name // the arena of the peer
 
@@ -79,7 +80,11 @@ func newLink(f *Fabric, a *Arena, there Name) (*Link, error) {
 }
 
 func (l *Link) make() (err error) {
-	dev := l.f.cfg.Device
+	if l.card, err = l.f.use(); err != nil {
+		return err
+	}
+	dev := l.card.Device
+	l.frees = append(l.frees, func() error { l.card.links.Done(); return nil })
 	if l.dom, err = dev.NewDomain(); err != nil {
 		return err
 	}

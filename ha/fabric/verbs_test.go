@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -98,6 +99,55 @@ func TestSinks(t *testing.T) {
 		t.Error("octets have come beside the sink")
 	}
 	fake.Release()
+	a.close(t, x)
+	b.close(t, y)
+}
+
+// TestLostDevice: a device that is removed is closed when nobody uses it any more, and nodes meet again when it is back.
+func TestLostDevice(t *testing.T) {
+	open := func(at string) (rdma.Device, rdma.Listener, error) {
+		d, err := verbs.Open(verbs.Config{Name: fake.Name, LingerTime: time.Hour})
+		if err != nil {
+			return nil, nil, err
+		}
+		l, err := d.Listen(at)
+		return d, l, err
+	}
+	check(t, overFake(t, fake.Config{IWARP: true}).Close())
+	var nodes [2]*node
+	for i := range nodes {
+		d, l, err := open("127.0.0.1:0")
+		check(t, err)
+		at := l.Addr().String()
+		f, err := New(Config{Device: d, Listener: l, Address: at, Again: func() (rdma.Device, rdma.Listener, error) { return open(at) }})
+		check(t, err)
+		a, err := f.NewArena(arenaLen, "disk")
+		check(t, err)
+		nodes[i] = &node{f, a}
+	}
+	a, b := nodes[0], nodes[1]
+	x, y := link(t, a, b)
+	lost := [2]*card{a.card, b.card}
+	fake.Removal()
+	<-x.gone
+	<-y.gone
+	check(t, errors.Join(x.Release(), y.Release()))
+	var back [2]*card
+	for i, n := range nodes {
+		for back[i] == nil || back[i] == lost[i] {
+			runtime.Gosched()
+			n.mu.Lock()
+			back[i] = n.card
+			n.mu.Unlock()
+		}
+	}
+	x, y = link(t, a, b)
+	a.grants(t, x, y, 7)
+	copy(b.Bytes(), "octets")
+	check(t, errors.Join(y.Put(Run{Len: 4096, Grant: 7}, time.Minute), y.Say([]byte("they are there"), time.Minute), y.Commit(time.Minute)))
+	if n, err := x.Read(make([]byte, 99)); n != 14 || err != nil || !bytes.Equal(a.Bytes(), b.Bytes()) {
+		t.Errorf("%d, %v, %q", n, err, a.Bytes()[:6])
+	}
 	a.close(t, x)
 	b.close(t, y)
 }

@@ -110,6 +110,14 @@ func TestMirrorOverVerbs(t *testing.T) {
 					h.goesOn(100)
 				}
 			})
+			if d.name == "rxe0" {
+				h.during("the device is removed, and is back", func() {
+					guest.run(t, "rdma", "link", "delete", "rxe0")
+					h.goesOn(100)
+					guest.run(t, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rd0")
+					c.level()
+				})
+			}
 			h.end()
 			primary := c.settled()
 			for _, name := range []string{partner(primary), primary, "w"} {
