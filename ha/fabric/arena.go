@@ -77,11 +77,14 @@ func (a *Arena) Free() error {
 
 // Grant lets the peer of l, and nobody else, write to the arena and read it, as grant number n. A Write that is on its way by a
 // grant of before ends the connection, as long as no more than 256 grants of l's lie between the two: the number is in the STag. Where the
-// device chooses the STag, there is a key, which the peer has to learn (Link.Learn), and l has no other grant: see keyed.
+// device chooses the STag, there is a key, which the peer has to learn (Link.Learn), and another grant to it without a Cut is the same one: see key.go.
 func (a *Arena) Grant(l *Link, n uint64) (*Key, error) {
+	if a.f.tells && a.to == l {
+		return nil, nil
+	}
 	a.Cut()
 	if a.f.tells {
-		g, k, err := l.key(n)
+		g, k, err := l.key()
 		if err == nil {
 			a.grant, a.to = g, l
 		}

@@ -12,7 +12,7 @@ import (
 //
 //   - When memory is no longer registered, siw and rxe may still be placing what has come before. What every device promises is that nothing is
 //     placed for a queue pair that has gone. So a link has one grant, which ends with the queue pair. Its memory is registered when it is granted:
-//     before that the peer could have no STag that is good.
+//     before that the peer could have no STag that is good. Who is granted it again, and was not cut, goes on with it.
 //   - A node learns the STag and the tagged offset from the other one, by a message (Key).
 //   - A Send that finds no receive ends the connection over iWARP, and waits for a timer elsewhere. So a peer is told of receives, by
 //     empty messages: each stands for a number of them that is always the same (told). The last one that it knows of is for such a message, or two
@@ -22,9 +22,8 @@ import (
 
 // Key is what a peer has to know of a grant.
 type Key struct {
-	Grant uint64
-	STag  rdma.STag
-	Base  uint64 // tagged offset of the first octet of the arena
+	STag rdma.STag
+	Base uint64 // tagged offset of the first octet of the arena
 }
 
 // keys are those of a link, of which each end gives the other one.
@@ -52,8 +51,8 @@ var errCut = errors.New("the other node may not write here any more, and its con
 
 var errKeyed = errors.New("this connection has ended, or has had a grant before, which ends with it")
 
-// key grants the arena to the peer, as grant number n.
-func (l *Link) key(n uint64) (rdma.Grant, *Key, error) {
+// key grants the arena to the peer.
+func (l *Link) key() (rdma.Grant, *Key, error) {
 	l.granting.Lock()
 	defer l.granting.Unlock()
 	if l.keyed {
@@ -64,7 +63,7 @@ func (l *Link) key(n uint64) (rdma.Grant, *Key, error) {
 		return nil, nil, err
 	}
 	l.keyed, l.region = true, r
-	return keyed{l}, &Key{n, r.STag(), r.Base()}, nil
+	return keyed{l}, &Key{r.STag(), r.Base()}, nil
 }
 
 // unkey ends the registration of the grant. The queue pair has gone.
@@ -82,7 +81,7 @@ func (l *Link) unkey() error {
 // Learn takes the key of a grant, which the peer has told.
 func (l *Link) Learn(k Key) { l.theirs.Store(&k) }
 
-var errNoKey = errors.New("the other node has not granted its memory by that number")
+var errNoKey = errors.New("the other node has not granted its memory")
 
 // at returns how the peer names a part of its arena.
 func (l *Link) at(r Run) (rdma.STag, uint64, error) {
@@ -90,7 +89,7 @@ func (l *Link) at(r Run) (rdma.STag, uint64, error) {
 		return l.there.stag(r.Grant), l.there.Base + uint64(r.Addr), nil
 	}
 	k := l.theirs.Load()
-	if k == nil || k.Grant != r.Grant {
+	if k == nil {
 		return 0, 0, errNoKey
 	}
 	return k.STag, k.Base + uint64(r.Addr), nil

@@ -90,7 +90,7 @@ func TestSinks(t *testing.T) {
 	fake.HoldReads()
 	check(t, y.Fetch(Run{Addr: 8192, Len: 4096, Grant: 7}, func() { t.Error("it was read, over a connection that has ended") }))
 	sink := fake.Sinks(4096)[0]
-	x.Learn(Key{Grant: 1, STag: rdma.STag(sink.STag), Base: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.Bytes()))))})
+	x.Learn(Key{STag: rdma.STag(sink.STag), Base: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.Bytes()))))})
 	copy(a.Bytes(), "octets")
 	check(t, errors.Join(x.Put(Run{Len: 4096, Grant: 1}, time.Minute), x.Commit(time.Minute)))
 	<-x.gone
@@ -147,6 +147,23 @@ func TestLostDevice(t *testing.T) {
 	check(t, errors.Join(y.Put(Run{Len: 4096, Grant: 7}, time.Minute), y.Say([]byte("they are there"), time.Minute), y.Commit(time.Minute)))
 	if n, err := x.Read(make([]byte, 99)); n != 14 || err != nil || !bytes.Equal(a.Bytes(), b.Bytes()) {
 		t.Errorf("%d, %v, %q", n, err, a.Bytes()[:6])
+	}
+	a.close(t, x)
+	b.close(t, y)
+}
+
+// TestGrantedAgain: who is granted the memory again, and was not cut meanwhile, keeps its connection and its key.
+func TestGrantedAgain(t *testing.T) {
+	a, b := providers["InfiniBand"](t), providers["InfiniBand"](t)
+	x, y := link(t, a, b)
+	a.grants(t, x, y, 7)
+	a.grants(t, x, y, 8)
+	copy(b.Bytes(), "octets")
+	for _, number := range []uint64{7, 8} {
+		check(t, errors.Join(y.Put(Run{Len: 4096, Grant: number}, time.Minute), y.Say([]byte("they are there"), time.Minute), y.Commit(time.Minute)))
+		if n, err := x.Read(make([]byte, 99)); n != 14 || err != nil || !bytes.Equal(a.Bytes(), b.Bytes()) {
+			t.Errorf("%d, %v, %q", n, err, a.Bytes()[:6])
+		}
 	}
 	a.close(t, x)
 	b.close(t, y)

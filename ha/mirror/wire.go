@@ -271,7 +271,6 @@ func (c *coder) invitation(i *fabric.Invitation) {
 }
 
 func (c *coder) key(k *fabric.Key) {
-	num(c, &k.Grant, 8)
 	num(c, (*uint32)(&k.STag), 4)
 	num(c, &k.Base, 8)
 }
