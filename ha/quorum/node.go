@@ -343,12 +343,15 @@ func (n *Node) work() {
 func (n *Node) send(m *Message) {
 	to := m.Raft.GetTo()
 	p := n.peers[to]
-	ok := p != nil && p.send(m.encode())
-	if !ok {
+	isSnapshot := m.Raft.GetType() == raftpb.MsgSnap
+	switch {
+	case p != nil && isSnapshot && p.sendLong(m.encode()): // its end is told when it has been written
+	case p != nil && !isSnapshot && p.send(m.encode()):
+	default:
 		n.core.Unreachable(to)
-	}
-	if m.Raft.GetType() == raftpb.MsgSnap {
-		n.core.SnapshotSent(to, ok) // what comes after it is behind it in the connection
+		if isSnapshot {
+			n.core.SnapshotSent(to, false)
+		}
 	}
 }
 

@@ -34,6 +34,9 @@ func (c *Core) noteOrphan(from uint64, m *raftpb.Message) {
 	if m.GetType() != raftpb.MsgPreVote || leader == 0 || leader == from || leader == c.log.id.Number || !slices.Contains(c.conf.GetVoters(), from) {
 		return
 	}
+	if r := c.hears(from); r != nil && slices.Contains(r.Heard, leader) {
+		return // the link is slow, and heartbeats come late
+	}
 	if o := &c.orphan; o.number != from || o.leader != leader || c.ticks-o.last > 3*electionTicks {
 		*o = orphan{number: from, leader: leader, since: c.ticks}
 	}

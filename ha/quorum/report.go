@@ -159,9 +159,10 @@ func (c *Core) setPace() {
 //	a ── Sent 100 ──► b          b waits 30 ns, until its own beat is due
 //	  ◄── Echo 100, Held 30 ──   at 137: the round trip was 7 ns
 type beat struct {
-	Sent uint64
-	Echo uint64 // Sent of the newest beat that has come; 0: none has
-	Held uint64 // ns since it came
+	Sent  uint64
+	Echo  uint64 // Sent of the newest beat that has come; 0: none has
+	Held  uint64 // ns since it came
+	Parts bool   // this node takes frames in parts
 	Report
 }
 
@@ -172,6 +173,9 @@ func (b *beat) encode() []byte {
 	}
 	if b.Lame {
 		flags |= 2
+	}
+	if b.Parts {
+		flags |= 4
 	}
 	p := append(appendU64([]byte{1}, b.Sent, b.Echo, b.Held), flags, b.Pace)
 	return appendU64(p, b.Heard...)
@@ -185,7 +189,7 @@ func decodeBeat(p []byte) (*beat, error) {
 	}
 	b := &beat{Sent: c.u64(), Echo: c.u64(), Held: c.u64()}
 	flags := c.u8()
-	b.Near, b.Lame = flags&1 != 0, flags&2 != 0
+	b.Near, b.Lame, b.Parts = flags&1 != 0, flags&2 != 0, flags&4 != 0
 	b.Pace = c.u8()
 	for c.err == nil && len(c.b) > 0 {
 		b.Heard = append(b.Heard, c.u64())

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"net"
 	"slices"
@@ -43,6 +44,8 @@ type peer struct {
 	mu     sync.Mutex
 	queue  [][]byte // guarded by mu; frames
 	bytes  int      // of queue; guarded by mu
+	long   *long    // is sent beside queue; guarded by mu
+	takes  taking   // guarded by mu
 	linked bool     // guarded by mu
 	why    string   // there is no connection; guarded by mu
 	echo   uint64   // Sent of the newest beat of the member; guarded by mu
@@ -50,6 +53,15 @@ type peer struct {
 	wake   chan struct{}
 	again  chan struct{} // a token: there is reason to dial now
 }
+
+// taking is how a member takes a long frame.
+type taking uint8
+
+const (
+	takesUnknown taking = iota // it has said nothing in this life yet
+	takesWhole                 // it is of a former version
+	takesParts
+)
 
 func newPeer(n *Node, number uint64, name string) *peer {
 	p := &peer{n: n, number: number, name: name, wake: make(chan struct{}, 1), again: make(chan struct{}, 1)}
@@ -66,11 +78,64 @@ func (p *peer) send(frame []byte) bool {
 		return false
 	}
 	p.queue, p.bytes = append(p.queue, frame), p.bytes+len(frame)
+	p.wakeUp()
+	return true
+}
+
+// sendLong has a frame sent in parts, in place of one that is on its way. false: there is no connection. When all of it is written, or the connection has ended, the core is told.
+func (p *peer) sendLong(frame []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.linked {
+		return false
+	}
+	p.long = &long{b: frame[4:]}
+	p.wakeUp()
+	return true
+}
+
+// wakeUp has pump look again.
+func (p *peer) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
-	return true
+}
+
+// part returns the next part of the long frame, nil if there is none, or the member has not said yet how it takes it.
+func (p *peer) part() (l *long, part []byte, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch l = p.long; {
+	case l == nil || p.takes == takesUnknown:
+		return nil, nil, 0
+	case p.takes == takesWhole && l.sent == 0:
+		return l, frame(l.b[0], l.b[1:]), len(l.b)
+	}
+	part, n = l.next()
+	return l, part, n
+}
+
+// wrote notes that so many octets of a long frame were written, and says whether those were the last ones.
+func (p *peer) wrote(l *long, n int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.long != l { // another one has taken its place
+		return false
+	}
+	if l.sent += n; l.sent == len(l.b) {
+		p.long = nil
+		return true
+	}
+	p.wakeUp()
+	return false
+}
+
+// isNew notes that the member has begun a life.
+func (p *peer) isNew() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.takes = takesUnknown
 }
 
 func (p *peer) take() [][]byte {
@@ -81,10 +146,12 @@ func (p *peer) take() [][]byte {
 	return q
 }
 
-func (p *peer) link(up bool) {
+// link notes that there is a connection, or none any more, and says whether a long frame is lost with it.
+func (p *peer) link(up bool) (lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.linked, p.queue, p.bytes = up, nil, 0
+	lost = p.long != nil
+	p.linked, p.queue, p.bytes, p.long = up, nil, 0, nil
 	if up {
 		p.why = ""
 		select { // whoever had reason to want a connection has it
@@ -92,6 +159,7 @@ func (p *peer) link(up bool) {
 		default:
 		}
 	}
+	return lost
 }
 
 // fails notes why there is no connection, and says whether that is news.
@@ -152,6 +220,7 @@ func (p *peer) connect() (linked bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	hasLittle(raw)
 	conn := tls.Client(raw, p.n.tls.config)
 	defer func() { _ = raw.Close() }() // TLS would want to say so, and wait until somebody reads that
 	stop := context.AfterFunc(p.ctx, func() { _ = raw.Close() })
@@ -170,8 +239,13 @@ func (p *peer) connect() (linked bool, err error) {
 	_ = conn.SetDeadline(time.Time{})
 	p.link(true)
 	defer func() {
-		p.link(false)
-		p.n.do(func() { p.n.core.Unreachable(p.number) })
+		lost := p.link(false)
+		p.n.do(func() {
+			p.n.core.Unreachable(p.number)
+			if lost {
+				p.n.core.SnapshotSent(p.number, false)
+			}
+		})
 	}()
 	return true, p.pump(conn)
 }
@@ -233,25 +307,69 @@ func (p *peer) pump(conn net.Conn) error {
 	})
 	idle := time.NewTicker(reportTime)
 	defer idle.Stop()
-	for {
-		var out [][]byte
-		select {
-		case err := <-gone:
-			return err
-		case <-p.ctx.Done():
-			return p.ctx.Err()
-		case <-p.wake:
-			out = p.take()
-		case <-idle.C:
-			out = [][]byte{frame(frameIdle, p.beat())}
-		}
-		_ = conn.SetWriteDeadline(time.Now().Add(silence))
+	out, err := [][]byte{frame(frameIdle, p.beat())}, error(nil) // the member knows at once how this node takes long frames
+	for ; err == nil; out, err = p.next(gone, idle.C) {
 		for _, b := range out {
-			if _, err := conn.Write(b); err != nil {
+			if err := write(conn, b); err != nil {
 				return err
 			}
 		}
+		l, part, n := p.part()
+		if l == nil {
+			continue
+		}
+		if err := write(conn, part); err != nil {
+			return err
+		}
+		if p.wrote(l, n) {
+			p.n.do(func() { p.n.core.SnapshotSent(p.number, true) })
+		}
 	}
+	return err
+}
+
+// hasLittle has a socket take little that it cannot send yet: what comes later, a heartbeat, is behind it.
+func hasLittle(c net.Conn) {
+	if s, ok := c.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { // without it all is only later
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, 4*partSize)
+			})
+		}
+	}
+}
+
+// next waits for what is to be written, which may be nothing but a part of a long frame.
+func (p *peer) next(gone <-chan error, idle <-chan time.Time) ([][]byte, error) {
+	select {
+	case err := <-gone:
+		return nil, err
+	case <-p.ctx.Done():
+		return nil, p.ctx.Err()
+	case <-p.wake:
+		return p.take(), nil
+	case <-idle:
+		return [][]byte{frame(frameIdle, p.beat())}, nil
+	}
+}
+
+// write writes a frame. Each part of it has its time: over a slow link all of it may take longer.
+func write(conn net.Conn, b []byte) error {
+	for part := range slices.Chunk(b, partSize) {
+		_ = conn.SetWriteDeadline(time.Now().Add(silence))
+		if _, err := conn.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// patient is a connection of which each part may take its time.
+type patient struct{ net.Conn }
+
+func (p patient) Read(b []byte) (int, error) {
+	_ = p.SetReadDeadline(time.Now().Add(silence))
+	return p.Conn.Read(b)
 }
 
 // now is the clock of beats.
@@ -259,7 +377,7 @@ func (n *Node) now() uint64 { return n.clock + uint64(time.Since(n.began)) }
 
 // beat returns the payload of an idle frame.
 func (p *peer) beat() []byte {
-	var b beat
+	b := beat{Parts: true}
 	p.n.look(func() {
 		b.Report = p.n.core.Report()
 		b.Lame = b.Lame || p.n.hangs() != nil
@@ -278,6 +396,12 @@ func (p *peer) beats(b *beat) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.echo, p.echoAt = b.Sent, p.n.now()
+	if p.takes = takesWhole; b.Parts {
+		p.takes = takesParts
+	}
+	if p.long != nil {
+		p.wakeUp()
+	}
 	return b.roundTrip(p.echoAt)
 }
 
@@ -479,6 +603,7 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 			_ = old.conn.Close()
 		}
 		n.incoming[number] = in
+		back.isNew()
 	})
 	if isUnmet {
 		_, err := conn.Write(unmet(own, refused))
@@ -501,9 +626,13 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 	}
 	back.dialNow() // it knows this life now
 	_ = conn.SetWriteDeadline(time.Time{})
+	r = bufio.NewReader(io.MultiReader(io.LimitReader(r, int64(r.Buffered())), patient{conn}))
+	var whole parts
 	for {
-		_ = conn.SetReadDeadline(time.Now().Add(silence))
 		kind, b, err := readFrame(r, maxFrame)
+		if err == nil && kind == framePart {
+			kind, b, err = whole.take(b)
+		}
 		if err != nil {
 			return err
 		}
@@ -511,12 +640,12 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 		var said *beat
 		rtt := time.Duration(-1)
 		switch kind {
+		case 0: // a part, and not the last one
 		case frameIdle:
-			if said, err = decodeBeat(b); err == nil {
-				rtt = back.beats(said)
-			} else {
+			if said, err = decodeBeat(b); err != nil {
 				said = &beat{} // it is of another version, and says nothing that this one knows
 			}
+			rtt = back.beats(said)
 		case frameMessage:
 			if m, err = decodeMessage(b, number); err != nil {
 				return err

@@ -1,0 +1,119 @@
+package quorum
+
+import (
+	"bufio"
+	"bytes"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// slow is a connection that takes 64 KiB in a second.
+type slow struct{ net.Conn }
+
+func (s slow) Write(b []byte) (int, error) {
+	time.Sleep(time.Duration(len(b)) * time.Second / (64 << 10))
+	return s.Conn.Write(b)
+}
+
+// TestSlowLink: over a link that takes 16 s for it a snapshot reaches a new member, and then a voter that was away. That one hears the leader meanwhile, so nobody
+// is elected.
+func TestSlowLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.put("a", "first", 0, strings.Repeat("x", MaxValue))
+		l.net.wrap = func(c net.Conn) net.Conn { return slow{c} }
+		for _, name := range []string{"b", "c"} { // no witness, which would lead whenever it is near
+			l.join(name, "a")
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			l.voters(name, 3)
+		}
+		if err := l.nodes["b"].Close(); err != nil {
+			t.Fatal(err)
+		}
+		for version := range uint64(5) {
+			for _, n := range l.nodes {
+				n.do(func() { n.core.log.keep, n.core.log.limit, n.core.log.retryAt = 1, 1, 0 }) // the next entry makes it forget the others
+			}
+			l.put("c", "third", version, "short")
+		}
+		was := l.nodes["a"].Status()
+		leader := was.Leader
+		l.open("b")
+		l.until("b", "it hears the leader", func(s *Status) bool { return slices.Contains(s.Heard, leader) })
+		began, has := time.Now(), false
+		l.until("b", "the snapshot is there, or the leader is not", func(s *Status) bool {
+			has = l.nodes["b"].core.state.Get(Key{KindUnit, "third"}) != nil
+			return has || !slices.Contains(s.Heard, leader)
+		})
+		if took := time.Since(began); !has || took < 10*time.Second {
+			t.Errorf("after %v b has the snapshot: %t; the link takes 16 s for it", took, has)
+		}
+		l.get("b", "third", "short")
+		if s := l.nodes["a"].Status(); s.Leader != leader || s.Term != was.Term {
+			t.Errorf("%d leads term %d, and %d did term %d", s.Leader, s.Term, leader, was.Term)
+		}
+	})
+}
+
+// TestPatience: a long frame for a member of a former version, which takes no parts, comes over a slow link all the same.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		payload := make([]byte, 1<<20) // 16 s
+		go func() {
+			if err := write(slow{a}, frame(frameMessage, payload)); err != nil {
+				t.Error(err)
+			}
+			_ = a.Close()
+		}()
+		kind, got, err := readFrame(bufio.NewReader(patient{b}), maxFrame)
+		if err != nil || kind != frameMessage || len(got) != len(payload) {
+			t.Errorf("a frame of type %d with %d octets: %v", kind, len(got), err)
+		}
+		_ = b.Close()
+	})
+}
+
+// TestParts: a frame comes over in parts, also when another one takes its place in the middle.
+func TestParts(t *testing.T) {
+	payload := bytes.Repeat([]byte("0123456789"), 5000)
+	first, second := &long{b: append([]byte{frameIdle}, payload...)}, &long{b: append([]byte{frameMessage}, payload...)}
+	var p parts
+	take := func(l *long) (kind uint8, b []byte) {
+		t.Helper()
+		part, n := l.next()
+		l.sent += n
+		kind, b, err := p.take(part[5:])
+		if err != nil || part[4] != framePart || len(part) > partSize+6 {
+			t.Fatalf("a part of %d octets, type %d: %v", len(part), part[4], err)
+		}
+		return kind, b
+	}
+	take(first)
+	for {
+		if kind, b := take(second); kind != 0 {
+			if kind != frameMessage || !bytes.Equal(b, payload) {
+				t.Errorf("a frame of type %d with %d octets came", kind, len(b))
+			}
+			break
+		}
+	}
+	for _, b := range [][]byte{nil, {partFirst}, {0, 1}, {partLast, 1}} {
+		if _, _, err := p.take(b); err == nil {
+			t.Errorf("% x is taken", b)
+		}
+	}
+	var err error
+	for n := 0; err == nil; n += 1 << 20 {
+		if n > maxFrame {
+			t.Fatalf("%d octets are kept", n)
+		}
+		_, _, err = p.take(append([]byte{uint8(b2u(n == 0)) * partFirst}, make([]byte, 1<<20)...))
+	}
+}
