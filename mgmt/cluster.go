@@ -117,18 +117,19 @@ const (
 
 // Member is a node of the cluster, as the one that answers knows it.
 type Member struct {
-	Name    string   `json:"name"`
-	Number  uint64   `json:"number"` // never used again; 0: it has not joined
-	Address string   `json:"address,omitempty"`
-	Witness bool     `json:"witness"`
-	Votes   bool     `json:"votes"`
-	Leads   bool     `json:"leads"`
-	Up      bool     `json:"up"`               // it is heard
-	Leaving bool     `json:"leaving"`          // it is replaced or removed
-	Drained bool     `json:"drained"`          // it is to serve nothing
-	Reason  string   `json:"reason,omitempty"` // why it cannot be reached
-	Version string   `json:"version,omitempty"`
-	Differs []string `json:"differs,omitempty"` // parts of the configuration that are not those of the node that answers
+	Name        string   `json:"name"`
+	Number      uint64   `json:"number"` // never used again; 0: it has not joined
+	Address     string   `json:"address,omitempty"`
+	Witness     bool     `json:"witness"`
+	Votes       bool     `json:"votes"`
+	Leads       bool     `json:"leads"`
+	Up          bool     `json:"up"`                     // it is heard
+	Leaving     bool     `json:"leaving"`                // it is replaced or removed
+	Drained     bool     `json:"drained"`                // it is to serve nothing
+	Reason      string   `json:"reason,omitempty"`       // why it cannot be reached
+	ClockFaster float64  `json:"clock_faster,omitempty"` // percent by which its clock is faster than that of the node that answers, where that is much; less than 0: slower
+	Version     string   `json:"version,omitempty"`
+	Differs     []string `json:"differs,omitempty"` // parts of the configuration that are not those of the node that answers
 }
 
 // Token is the answer to POST /v1/cluster/tokens.

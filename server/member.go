@@ -285,7 +285,7 @@ func (m *member) status() *mgmt.Cluster {
 			Leads: n.Number == s.Leader, Up: slices.Contains(s.Heard, n.Number), Leaving: n.Leaving != quorum.Stays,
 			Drained: slices.Contains(drained, n.Name),
 		}
-		row.Reason = s.Broken[n.Number]
+		row.Reason, row.ClockFaster = s.Broken[n.Number], 100*s.Clocks[n.Number]
 		if info := s.Infos[n.Name]; info != nil {
 			row.Version = info.Version
 			row.Differs = config.Differences(partsOf(own), partsOf(info))

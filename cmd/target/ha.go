@@ -448,6 +448,9 @@ func memberState(m *mgmt.Member) string {
 	if m.Drained {
 		words = append(words, "drained")
 	}
+	if m.ClockFaster != 0 {
+		words = append(words, fmt.Sprintf("clock %+.1f %%", m.ClockFaster))
+	}
 	return strings.Join(words, ", ")
 }
 

@@ -566,6 +566,8 @@ type Status struct {
 	Infos map[string]*NodeInfo
 	// Broken says why this node cannot send to a member, by number, where it has tried and cannot.
 	Broken map[uint64]string
+	// Clocks says by how much the clock of a member is faster than that of this node, as a part of 1, by number, where that is much. Less than 0: it is slower.
+	Clocks map[uint64]float64
 }
 
 // Member returns the member of that number, nil if there is none.
@@ -591,7 +593,11 @@ func (n *Node) status() Status {
 	s.Voters, s.Former = n.core.Voters()
 	s.Settling = n.core.Settling()
 	s.Infos, s.Broken = map[string]*NodeInfo{}, map[uint64]string{}
+	s.Clocks = map[uint64]float64{}
 	for number, p := range n.peers {
+		if faster := p.clock(); faster != 0 {
+			s.Clocks[number] = faster
+		}
 		if why := p.reason(); why != "" {
 			s.Broken[number] = why
 		}

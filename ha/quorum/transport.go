@@ -49,6 +49,7 @@ type peer struct {
 	linked bool     // guarded by mu
 	why    string   // there is no connection; guarded by mu
 	echo   uint64   // Sent of the newest beat of the member; guarded by mu
+	rate   rate     // of its clock; guarded by mu
 	echoAt uint64   // when it came, by the clock of beats; guarded by mu
 	wake   chan struct{}
 	again  chan struct{} // a token: there is reason to dial now
@@ -135,7 +136,14 @@ func (p *peer) wrote(l *long, n int) bool {
 func (p *peer) isNew() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.takes = takesUnknown
+	p.takes, p.rate = takesUnknown, rate{}
+}
+
+// clock returns rate.wrong of the member.
+func (p *peer) clock() float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rate.wrong()
 }
 
 func (p *peer) take() [][]byte {
@@ -401,6 +409,16 @@ func (p *peer) beats(b *beat) time.Duration {
 	}
 	if p.long != nil {
 		p.wakeUp()
+	}
+	if b.Sent != 0 {
+		was := p.rate.wrong()
+		p.rate.add(moment{b.Sent, p.echoAt})
+		switch is := p.rate.wrong(); {
+		case was == 0 && is != 0:
+			p.n.opts.Log.Warn("the clock of another node goes at another rate than that of this one; leases bear up to 16 %", "node", p.name, "percent", 100*is)
+		case was != 0 && is == 0:
+			p.n.opts.Log.Info("the clock of another node goes at the rate of this one again", "node", p.name)
+		}
 	}
 	return b.roundTrip(p.echoAt)
 }
