@@ -384,6 +384,28 @@ func TestMirrorOfThePast(t *testing.T) {
 	})
 	l.more(50)
 	s.kill("clone")
+
+	// The same, while b is away.
+	serves("a")
+	s.kill("b")
+	must(os.RemoveAll(s.path("clone", "consensus")))
+	must(os.CopyFS(s.path("clone", "consensus"), os.DirFS(state)))
+	s.startAs("clone", "b")
+	s.untilCluster("clone", "the clone is told that it is not where b is", func(c *mgmt.Cluster) bool {
+		if c.Mirrors[0].Role == mgmt.RolePrimary {
+			t.Error("the clone serves")
+		}
+		for _, m := range c.Members {
+			if m.Name != "b" && (m.Up || !strings.Contains(m.Reason, "if this machine is a clone of the node, end it")) {
+				return false
+			}
+		}
+		return true
+	})
+	l.more(50)
+	s.kill("clone")
+	s.start("b")
+	serves("b")
 	serves("a")
 
 	// The directory of consensus, set back.
