@@ -25,6 +25,7 @@ type Cluster struct {
 	// Transport is what mirrors take from node to node, and Device the RDMA device of ClusterVerbs, or AnyDevice.
 	Transport ClusterTransport
 	Device    string
+	Keeper    ClusterKeeper
 	Nodes     []ClusterNode
 
 	// Self is the node that this configuration is for, and Parts tell whether others have the same. [Config.On] sets
@@ -45,6 +46,15 @@ type ClusterNode struct {
 	Witness bool   // it votes, and serves nothing
 	Data    string // host:port for the data of mirrors, if the transport needs one, and the node is no witness
 }
+
+// ClusterKeeper is the process that holds the addresses that move on each machine (target keeper).
+type ClusterKeeper struct {
+	Socket   string // path; empty: there is no keeper, and the daemon holds them itself
+	Watchdog string // path of the device that the keeper pets; empty: none
+}
+
+// DefaultKeeperSocket is the path of the keeper's socket if the configuration has none. The Debian package's unit makes its directory.
+const DefaultKeeperSocket = "/run/oneshot-keeper/keeper.sock"
 
 // ClusterTransport is what takes the data of mirrors from node to node.
 type ClusterTransport string
@@ -163,6 +173,7 @@ func (d *decoder) cluster(v value, c *Cluster) {
 	}
 	transport := o.take("transport")
 	d.clusterTransport(transport, c)
+	d.keeper(o.take("keeper"), &c.Keeper)
 	d.clusterNodes(o, c)
 	o.done()
 	if c.Transport != ClusterTCP && len(c.Nodes) > 0 {
@@ -201,6 +212,22 @@ func (d *decoder) clusterTransport(v value, c *Cluster) {
 	} else if device.given() {
 		device.errorf("device is for the kernel's RDMA devices, and the transport is %s: remove it, or make that type: verbs", c.Transport)
 	}
+}
+
+func (d *decoder) keeper(v value, k *ClusterKeeper) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "keeper")
+	if o == nil {
+		return
+	}
+	k.Socket = DefaultKeeperSocket
+	d.socketPath(o.take("socket"), &k.Socket)
+	if watchdog := o.take("watchdog"); set(watchdog, &k.Watchdog, "the path of a device such as /dev/watchdog", parsePath) && !filepath.IsAbs(k.Watchdog) {
+		watchdog.errorf("watchdog: %q is not the path of a device: write one such as /dev/watchdog", k.Watchdog)
+	}
+	o.done()
 }
 
 func (d *decoder) clusterNodes(cluster *object, c *Cluster) {

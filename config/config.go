@@ -73,6 +73,16 @@ func Load(path string) (*Config, error) {
 	return d.decode()
 }
 
+// LoadMoving reads of a configuration the cluster, and the portals whose addresses move. Nothing else of it is looked at, so that a process which
+// holds these addresses reads no secrets, and runs whatever becomes of the rest.
+func LoadMoving(path string) (*Cluster, error) {
+	data, _, err := readRegular(path, maxFileBytes)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the configuration: %w", err)
+	}
+	return newDecoder(path, data, nil).decodeMoving()
+}
+
 // Parse reads a configuration from data. name stands for the file in messages,
 // and its directory is what relative paths are relative to. Secrets that are
 // named by file or environment variable are read.

@@ -95,13 +95,37 @@ func (d *decoder) decode() (*Config, error) {
 			d.crossCheck(c)
 		}
 	}
-	if len(d.problems) > 0 {
-		sortProblems(d.problems)
-		return nil, &Error{Problems: d.problems, More: d.unread}
+	if err := d.err(); err != nil {
+		return nil, err
 	}
 	sortProblems(d.warnings)
 	c.Warnings = d.warnings
 	return c, nil
+}
+
+// err is what is wrong; nil: nothing.
+func (d *decoder) err() error {
+	if len(d.problems) == 0 {
+		return nil
+	}
+	sortProblems(d.problems)
+	return &Error{Problems: d.problems, More: d.unread}
+}
+
+// decodeMoving reads what LoadMoving returns.
+func (d *decoder) decodeMoving() (*Cluster, error) {
+	c := new(Cluster)
+	if root := d.parse(); root != nil {
+		if o := d.object(root, "the configuration"); o != nil {
+			d.cluster(o.take("cluster"), c)
+			for _, p := range d.portals(o) {
+				if p.Mirror != "" {
+					c.Moving = append(c.Moving, p)
+				}
+			}
+		}
+	}
+	return c, d.err()
 }
 
 func (d *decoder) config(c *Config, root ast.Node) {

@@ -90,13 +90,22 @@ func (d *decoder) management(v value, m *Management) {
 		return
 	}
 	socket := o.take("socket")
-	if set(socket, &m.Socket, "the path of a socket", parsePath) {
-		m.Pos, m.Socket = socket.pos(), resolvePath(d.src.file, m.Socket)
-		if len(m.Socket) > maxSocketPath {
-			socket.errorf("the path %s has %d bytes: that of a unix socket has at most %d", m.Socket, len(m.Socket), maxSocketPath)
-		}
+	if d.socketPath(socket, &m.Socket) {
+		m.Pos = socket.pos()
 	} else if !o.has("socket") {
 		d.errorf(v.at, "management has no socket: add socket: %s", DefaultSocket)
 	}
 	o.done()
+}
+
+// socketPath reads the path of a unix socket.
+func (d *decoder) socketPath(v value, path *string) bool {
+	if !set(v, path, "the path of a socket", parsePath) {
+		return false
+	}
+	*path = resolvePath(d.src.file, *path)
+	if len(*path) > maxSocketPath {
+		v.errorf("the path %s has %d bytes: that of a unix socket has at most %d", *path, len(*path), maxSocketPath)
+	}
+	return true
 }

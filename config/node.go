@@ -133,6 +133,7 @@ var wayToWrite = map[string]string{
 	"cluster":           "{name: NAME, state: DIRECTORY, nodes: {a: {address: HOST}}}, for example",
 	"nodes":             "{a: {address: HOST}}, for example",
 	"a node":            "{address: HOST}",
+	"keeper":            "{socket: /run/oneshot-keeper/keeper.sock}",
 	"isns":              "{server: HOST}",
 	"metrics":           "{listen: 127.0.0.1:9327}, for example",
 	"management":        "{socket: PATH}",

@@ -34,8 +34,16 @@ type Cluster struct {
 	Term    uint64   `json:"term"`              // of consensus; it grows with each election
 	Trouble string   `json:"trouble,omitempty"` // why the node takes no part in consensus
 	Device  string   `json:"device,omitempty"`  // of RDMA, for the data of mirrors; empty: they go over TLS
+	Keeper  *Keeper  `json:"keeper,omitempty"`  // nil: none is configured
 	Members []Member `json:"members"`
 	Mirrors []Mirror `json:"mirrors,omitempty"`
+}
+
+// Keeper is the process that holds the addresses that go with mirrors on the machine of the node that answers.
+type Keeper struct {
+	Socket   string `json:"socket"`
+	Watchdog string `json:"watchdog,omitempty"` // the device that it pets; empty: none
+	Trouble  string `json:"trouble,omitempty"`  // why it cannot be asked
 }
 
 // Mirror is a mirrored store, as the node that answers knows it.

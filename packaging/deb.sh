@@ -30,6 +30,7 @@ mkdir "$docs"
 "$tree/usr/bin/oneshot-initiator" docs "$docs"
 
 put 644 "$here/oneshot.service" lib/systemd/system/oneshot.service
+put 644 "$here/oneshot-keeper.service" lib/systemd/system/oneshot-keeper.service
 put 644 "$here/oneshot-attach@.service" "lib/systemd/system/oneshot-attach@.service"
 install -d -m 750 "$tree/etc/oneshot/attach" # its files have secrets
 put 640 "$here/target.yaml" etc/oneshot/target.yaml

@@ -16,6 +16,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/ha/fabric"
+	"oneshot/ha/keeper"
 	"oneshot/ha/quorum"
 	"oneshot/internal/version"
 	"oneshot/iscsi"
@@ -38,6 +39,8 @@ type member struct {
 	nexuses func() []iscsi.SessionInfo      // sessions of this node; set with leave
 	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
 	books   guestbooks
+	keeper  *keeper.Client                    // nil: there is none
+	holder  holder                            // of addresses that go with mirrors: the keeper, or this process
 	objects atomic.Pointer[[]config.Portal]   // for objects, of other nodes
 	at      atomic.Pointer[map[string]string] // addresses of the nodes, by name
 	said    chan struct{}                     // has room for one: what the node says of itself has changed
@@ -67,7 +70,11 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	if err != nil {
 		return fail(errors.Join(fmt.Errorf("cannot listen for the other nodes: %w%s", err, listenAdvice(err, "nodes")), dir.Close()))
 	}
-	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1), open: map[*mirrored]bool{}}
+	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1), open: map[*mirrored]bool{}, holder: alone{}}
+	if c.Keeper.Socket != "" && !c.Node(c.Self).Witness {
+		m.keeper = keeper.NewClient(c.Keeper.Socket, m.log)
+		m.holder = kept{m.keeper}
+	}
 	m.configure(c)
 	m.node, err = quorum.Open(quorum.Options{Cluster: c.Name, Name: c.Self, FS: dir, Listener: l, Dial: quorum.DialTCP(m.address), Log: m.log})
 	if err != nil {
@@ -80,6 +87,9 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.end = cancel
 	m.wg.Go(func() { m.retire(ctx) })
+	if m.keeper != nil {
+		m.wg.Go(func() { m.keeper.Run(ctx, m.sockets) })
+	}
 	return m, nil
 }
 
@@ -202,6 +212,14 @@ func (m *member) configure(c *config.Cluster) {
 	}
 }
 
+// sockets lists those of portals whose addresses move.
+func (m *member) sockets() (list []keeper.Portal) {
+	for _, p := range *m.moving.Load() {
+		list = append(list, socketOf(&p))
+	}
+	return list
+}
+
 // others lists the portals through which other nodes are reached.
 func (m *member) others() []config.Portal { return *m.portals.Load() }
 
@@ -261,6 +279,9 @@ func (m *member) close() error {
 	if m.fabric != nil {
 		err = errors.Join(err, m.fabric.Close())
 	}
+	if m.keeper != nil {
+		err = errors.Join(err, m.keeper.Close())
+	}
 	return errors.Join(err, m.dir.Close())
 }
 
@@ -276,6 +297,13 @@ func (m *member) status() *mgmt.Cluster {
 	}
 	if s.Trouble != nil {
 		c.Trouble = s.Trouble.Error()
+	}
+	if m.keeper != nil {
+		k := m.keeper.Status()
+		c.Keeper = &mgmt.Keeper{Socket: k.Socket, Watchdog: k.Watchdog}
+		if k.Trouble != nil {
+			c.Keeper.Trouble = k.Trouble.Error()
+		}
 	}
 	own, drained := m.info.Load(), m.drainedNodes()
 	for _, n := range s.Members {

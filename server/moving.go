@@ -4,16 +4,17 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"oneshot/config"
 	"oneshot/ha/front"
+	"oneshot/ha/keeper"
 	"oneshot/ha/replica"
 	"oneshot/internal/loglimit"
 	"oneshot/mgmt"
@@ -28,9 +29,10 @@ import (
 //	   └── another node was given the office┘ when that one says that it has them, or after Linger; initiators are
 //	                                          told before
 //
-// A daemon that is killed or stopped prolongs nothing, so its kernel drops the addresses by itself.
+// A daemon that is killed or stopped prolongs nothing, so the keeper removes the addresses, or, without one, its kernel drops them by itself.
 type moving struct {
 	s      *mirrored
+	by     holder
 	wake   chan struct{} // has room for one
 	taken  atomic.Bool   // another node says that it has them
 	quiet  loglimit.Gate
@@ -40,7 +42,7 @@ type moving struct {
 	held map[front.Address]*holding // guarded by mu, for status
 }
 
-// holding is an address that is here. Times are those of bootTime.
+// holding is an address that is here. Times are those of front.Now.
 type holding struct {
 	since   time.Duration
 	renewed time.Duration
@@ -58,12 +60,61 @@ const (
 	againTime = 10 * time.Second // guests are told of anew
 )
 
-// canMove says what is missing on this machine for a portal's address to come here.
-func canMove(p *config.Portal) error {
+// holder is who has the kernel hold addresses: the keeper, or this process itself.
+type holder interface {
+	// stay is for how long an address is held as of the time of a request, and the time between two requests.
+	stay() (lifetime, renewal time.Duration)
+	// hold adds an address, or prolongs its stay, as of a time of front.Now at which this node was the primary. It reports whether the address is
+	// known to be new here.
+	hold(a front.Address, asOf time.Duration) (isNew bool, err error)
+	remove(a front.Address) error
+	announce(a front.Address) error
+	// tickle is front.Tickle with an address that is held.
+	tickle(a front.Address, local, remote netip.AddrPort) error
+	// listen returns the socket of a portal with such an address. The ones in old will be closed for it.
+	listen(p *config.Portal, old ...*net.TCPListener) (*net.TCPListener, error)
+}
+
+// alone is the holder without a keeper.
+type alone struct{}
+
+func (alone) stay() (lifetime, renewal time.Duration) { return front.Lifetime, front.Lifetime / 2 }
+
+func (alone) hold(a front.Address, _ time.Duration) (bool, error) { return false, a.Add() }
+func (alone) remove(a front.Address) error                        { return a.Remove() }
+func (alone) announce(a front.Address) error                      { return a.Announce() }
+
+func (alone) tickle(_ front.Address, local, remote netip.AddrPort) error {
+	return front.Tickle(local, remote)
+}
+
+func (alone) listen(p *config.Portal, old ...*net.TCPListener) (*net.TCPListener, error) {
 	if missing := front.Missing(); missing != nil {
-		return fmt.Errorf("the address goes with the mirror %s, and this process may not add it to %s: it lacks %s; give the unit AmbientCapabilities= and CapabilityBoundingSet= of these (systemctl edit)", p.Mirror, p.Interface, strings.Join(missing, " and "))
+		return nil, fmt.Errorf("the address goes with the mirror %s, and this process may not add it to %s: it lacks %s; run target keeper and name it in the cluster (keeper), or give the unit AmbientCapabilities= and CapabilityBoundingSet= of these (systemctl edit)", p.Mirror, p.Interface, strings.Join(missing, " and "))
 	}
-	return addressOf(p).Check()
+	return listenAnywhere(p.Network(), p.Address(), old...)
+}
+
+// kept is the holder that is a keeper.
+type kept struct{ *keeper.Client }
+
+func (kept) stay() (lifetime, renewal time.Duration) { return keeper.Patience, keeper.Renewal }
+
+func (k kept) hold(a front.Address, asOf time.Duration) (bool, error) { return k.Hold(a, asOf) }
+func (k kept) remove(a front.Address) error                           { return k.Remove(a) }
+func (k kept) announce(a front.Address) error                         { return k.Announce(a) }
+
+func (k kept) tickle(a front.Address, local, remote netip.AddrPort) error {
+	return k.Tickle(keeper.Portal{Address: a, Port: local.Port()}, remote)
+}
+
+func (k kept) listen(p *config.Portal, _ ...*net.TCPListener) (*net.TCPListener, error) {
+	return k.Listen(socketOf(p))
+}
+
+// socketOf is what the keeper calls a portal whose address moves.
+func socketOf(p *config.Portal) keeper.Portal {
+	return keeper.Portal{Address: addressOf(p), Port: p.Listen.Port()}
 }
 
 func addressOf(p *config.Portal) front.Address {
@@ -71,14 +122,7 @@ func addressOf(p *config.Portal) front.Address {
 }
 
 func newMoving(s *mirrored) *moving {
-	return &moving{s: s, wake: make(chan struct{}, 1), held: make(map[front.Address]*holding)}
-}
-
-// bootTime is the clock of leases: it goes on while the machine sleeps.
-func bootTime() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux has it since 2.6.39
-	return time.Duration(t.Nano())
+	return &moving{s: s, by: s.member.holder, wake: make(chan struct{}, 1), held: make(map[front.Address]*holding)}
 }
 
 // look has the goroutine look at what has changed.
@@ -102,7 +146,7 @@ func (m *moving) addresses() (list []front.Address) {
 // begin removes what a former process may have left, and keeps the addresses until the mirror's ctx ends.
 func (m *moving) begin() {
 	for _, a := range m.addresses() {
-		m.complain(a.Remove())
+		m.complain(m.by.remove(a))
 	}
 	m.s.wg.Go(func() {
 		leads := m.s.Leads() > 0
@@ -135,7 +179,7 @@ func (m *moving) run() {
 
 // do does what is due, and returns when to look again.
 func (m *moving) do() time.Duration {
-	leads, now := m.s.Leads(), bootTime()
+	leads, now := m.s.Leads(), front.Now()
 	st := m.s.State()
 	stay, again := m.tenure.Look(now, leads, &st, m.taken.Load())
 	switch {
@@ -167,7 +211,8 @@ func (m *moving) here() (list []front.Address) {
 // keep adds, prolongs and announces the addresses of a primary, and returns when it is to be called again. It looks again before each of
 // these whether this node leads: the process may have been stopped since, and another node have the addresses.
 func (m *moving) keep(now time.Duration) time.Duration {
-	list, next := m.addresses(), front.Lifetime/2
+	lifetime, renewal := m.by.stay()
+	list, next := m.addresses(), renewal
 	for _, a := range m.here() {
 		if !slices.Contains(list, a) {
 			m.remove(a)
@@ -178,18 +223,23 @@ func (m *moving) keep(now time.Duration) time.Duration {
 		m.mu.Lock()
 		h := m.held[a]
 		m.mu.Unlock()
-		if h == nil || now-h.renewed >= front.Lifetime { // the kernel has dropped it
-			h, isNew = &holding{since: now, renewed: -front.Lifetime}, true
+		if h == nil || now-h.renewed >= lifetime { // it is not here any more
+			h = &holding{since: now, renewed: -lifetime}
 		}
-		if now-h.renewed >= front.Lifetime/2 {
+		if now-h.renewed >= renewal {
 			if m.s.Leads() == 0 {
 				return 0
 			}
-			if err := a.Add(); err != nil {
+			added, err := m.by.hold(a, now)
+			if err != nil {
 				m.complain(err)
-				next = min(next, retryTime)
+				m.forget(a, now)
 				continue
 			}
+			if added {
+				h.since, h.told = now, 0
+			}
+			isNew = isNew || added || h.renewed < 0
 			h.renewed = now
 			m.mu.Lock()
 			m.held[a] = h
@@ -204,7 +254,7 @@ func (m *moving) keep(now time.Duration) time.Duration {
 		if h.told < len(front.Announcements) {
 			next = min(next, h.since+front.Announcements[h.told]-now)
 		}
-		next = min(next, h.renewed+front.Lifetime/2-now)
+		next = min(next, h.renewed+renewal-now)
 	}
 	if isNew {
 		m.s.log.Info("this machine has the addresses of the mirror", "addresses", m.words())
@@ -216,10 +266,10 @@ func (m *moving) keep(now time.Duration) time.Duration {
 // announce tells the network, and those who were connected with the address at another node. One that has handed over tells
 // them itself, first.
 func (m *moving) announce(a front.Address, h *holding) {
-	m.complain(a.Announce())
+	m.complain(m.by.announce(a))
 	if h.told < tickles && (h.told > 0 || !m.s.State().View.Planned) {
 		for _, g := range m.s.member.books.of(m.s.name).strangers(a.IP) {
-			m.complain(front.Tickle(g.Local, g.Remote))
+			m.complain(m.by.tickle(a, g.Local, g.Remote))
 		}
 	}
 	h.told++
@@ -263,8 +313,17 @@ func (m *moving) drop() {
 	m.s.log.Info("the addresses of the mirror have left this machine", "addresses", words)
 }
 
+// forget notes that an address that could not be prolonged is not here any more, when the kernel has dropped it.
+func (m *moving) forget(a front.Address, now time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.held[a]; h != nil && now-h.renewed >= front.Lifetime {
+		delete(m.held, a)
+	}
+}
+
 func (m *moving) remove(a front.Address) {
-	m.complain(a.Remove())
+	m.complain(m.by.remove(a))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.held, a)
@@ -359,7 +418,7 @@ func handOver(mirrors []*mirrored) {
 		}
 		wg.Go(func() {
 			m.HandOver()
-			for end := bootTime() + replica.Linger + farewellTime; m.Term() == 0 && len(m.front.here()) > 0 && bootTime() < end; {
+			for end := front.Now() + replica.Linger + farewellTime; m.Term() == 0 && len(m.front.here()) > 0 && front.Now() < end; {
 				time.Sleep(time.Millisecond)
 			}
 		})

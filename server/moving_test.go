@@ -24,7 +24,7 @@ func TestKeepsNothingOfOthers(t *testing.T) {
 	p := config.Portal{Mirror: "d", Interface: "no such", Listen: netip.MustParseAddrPort("192.0.2.10:3260")}
 	s.member.moving.Store(&[]config.Portal{p})
 	own := newMoving(m)
-	now := bootTime()
+	now := front.Now()
 	if next := own.keep(now); next != 0 {
 		t.Errorf("an address was added, and will be again in %v", next)
 	}

@@ -273,11 +273,11 @@ func (c *comparison) servesTheSame(was, now *config.Portal) bool {
 	return now.Serve != config.ServeObjects || medium(c.old.Store(was.Store)) == medium(c.new.Store(now.Store))
 }
 
-// compareCluster: a member learns the addresses of others while it runs. Its own, its name and its directory are those of
+// compareCluster: a member learns the addresses of others while it runs. Its own, its name, its directory and its keeper are those of
 // the start.
 func (c *comparison) compareCluster() {
 	was, now := &c.old.Cluster, &c.new.Cluster
-	if was.Name != now.Name || was.State != now.State || was.Self != now.Self || was.Transport != now.Transport {
+	if was.Name != now.Name || was.State != now.State || was.Self != now.Self || was.Transport != now.Transport || was.Keeper != now.Keeper {
 		c.later("cluster")
 		return
 	}

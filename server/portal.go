@@ -65,14 +65,15 @@ type tcpFront struct {
 }
 
 func (f *tcpFront) open(p *config.Portal, replaces []portal) (portal, error) {
-	listen, guests := listenTCP, (*guestbook)(nil)
-	if p.Mirror != "" {
-		if err := canMove(p); err != nil {
-			return nil, err
-		}
-		listen, guests = listenAnywhere, f.member.books.of(p.Mirror)
+	var l *net.TCPListener
+	var guests *guestbook
+	var err error
+	if p.Mirror == "" {
+		l, err = listenTCP(p.Network(), p.Address(), listeners(replaces)...)
+	} else if err = addressOf(p).Check(); err == nil {
+		guests = f.member.books.of(p.Mirror)
+		l, err = f.member.holder.listen(p, listeners(replaces)...)
 	}
-	l, err := listen(p.Network(), p.Address(), listeners(replaces)...)
 	if err != nil {
 		return nil, err
 	}

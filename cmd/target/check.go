@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -76,9 +77,14 @@ func check(path, node string, stdout, stderr io.Writer) error {
 			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine: %v\n\n", p.Pos, err)
 		}
 	}
-	if missing := front.Missing(); missing != nil && c.Cluster.Moving != nil {
-		fmt.Fprintf(stderr, "warning: %s: the address goes with the mirror %s, and who adds it needs %s, which this process does not have: see that the daemon has them\n\n",
+	if missing := front.Missing(); missing != nil && c.Cluster.Moving != nil && c.Cluster.Keeper.Socket == "" {
+		fmt.Fprintf(stderr, "warning: %s: the address goes with the mirror %s, and who adds it needs %s, which this process does not have: see that the daemon has them, or give the cluster a keeper\n\n",
 			c.Cluster.Moving[0].Pos, c.Cluster.Moving[0].Mirror, strings.Join(missing, " and "))
+	}
+	if w := c.Cluster.Keeper.Watchdog; w != "" && node != "" && c.Cluster.Moving != nil {
+		if st, err := os.Stat(w); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+			fmt.Fprintf(stderr, "warning: %s: the keeper would fail on this machine, for %s is no device here: load the module of the machine's watchdog, or softdog\n\n", c.Cluster.Pos, w)
+		}
 	}
 	return writeSummary(stdout, c)
 }
@@ -131,6 +137,12 @@ func writeClusterSummary(w io.Writer, c *config.Cluster) {
 		return
 	}
 	fmt.Fprintf(w, "\ncluster %s\n  state\t%s\n  data of mirrors\tover %s\n", c.Name, c.State, c.Transport)
+	if k := c.Keeper; k.Socket != "" {
+		fmt.Fprintf(w, "  keeper\tat %s\n", k.Socket)
+		if k.Watchdog != "" {
+			fmt.Fprintf(w, "  watchdog\t%s, petted by the keeper\n", k.Watchdog)
+		}
+	}
 	for _, n := range c.Nodes {
 		what := ""
 		if n.Data != "" {

@@ -259,6 +259,17 @@ func consensusText(c *mgmt.Cluster) string {
 	return fmt.Sprintf("%s, term %d, %d of %s up", leader, c.Term, up, count(voters, "voter"))
 }
 
+// keeperText says how the keeper of a machine is.
+func keeperText(k *mgmt.Keeper) string {
+	switch {
+	case k.Trouble != "":
+		return fmt.Sprintf("the keeper at %s does not hold the addresses that go with mirrors: %s", k.Socket, k.Trouble)
+	case k.Watchdog != "":
+		return fmt.Sprintf("keeper at %s, with the watchdog %s", k.Socket, k.Watchdog)
+	}
+	return "keeper at " + k.Socket
+}
+
 func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 	fmt.Fprintf(w, "cluster %s, as node %s knows it: %s\n", c.Name, c.Node, consensusText(c))
 	if c.Trouble != "" {
@@ -266,6 +277,9 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 	}
 	if c.Device != "" {
 		fmt.Fprintf(w, "the data of mirrors go over the RDMA device %s here\n", c.Device)
+	}
+	if c.Keeper != nil {
+		fmt.Fprintln(w, keeperText(c.Keeper))
 	}
 	t := newTable(w)
 	fmt.Fprintln(t, "\nNODE\tNUMBER\tADDRESS\tSTATE\tVOTES\tCONFIGURATION")

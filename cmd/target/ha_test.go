@@ -211,7 +211,13 @@ func (s *site) startAs(name, node string) string {
 	if name == "w" {
 		verb = "witness"
 	}
-	cmd := s.command(verb, "--config", s.path(name, "t.yaml"), "--node", node)
+	return s.launch(name, name, verb, "--config", s.path(name, "t.yaml"), "--node", node)
+}
+
+// launch starts a process of a node, which has a name of its own, and returns the first line that it says.
+func (s *site) launch(at, name string, args ...string) string {
+	s.t.Helper()
+	cmd := s.command(args...)
 	log, err := os.OpenFile(filepath.Join(s.dir, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		s.t.Fatal(err)
@@ -222,7 +228,7 @@ func (s *site) startAs(name, node string) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.there(name, cmd.Start)
+	s.there(at, cmd.Start)
 	s.daemons[name] = cmd
 	s.t.Cleanup(func() { s.kill(name) })
 	line, err := bufio.NewReader(out).ReadString('\n')

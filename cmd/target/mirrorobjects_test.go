@@ -23,8 +23,8 @@ portals:
   - {node: b, transport: iwarp, listen: "AT4", serve: objects, store: heap, clients: {app: correct-horse}}
 `
 
-// keeper inserts, updates and deletes objects, and knows what there has to be. It is one client with one request at a time.
-type keeper struct {
+// collector inserts, updates and deletes objects, and knows what there has to be. It is one client with one request at a time.
+type collector struct {
 	t       *testing.T
 	c       *object.Client
 	r       *rand.Rand
@@ -36,7 +36,7 @@ type keeper struct {
 	news    chan struct{}
 }
 
-func (k *keeper) bytes() []byte {
+func (k *collector) bytes() []byte {
 	n := 16 << k.r.IntN(14) // some are as long as they may be
 	b := make([]byte, min(16+k.r.IntN(n), object.MaxObject))
 	k.count++
@@ -47,7 +47,7 @@ func (k *keeper) bytes() []byte {
 	return b
 }
 
-func (k *keeper) any() (object.Pointer, bool) {
+func (k *collector) any() (object.Pointer, bool) {
 	for p := range k.objects { // in no order
 		return p, true
 	}
@@ -55,7 +55,7 @@ func (k *keeper) any() (object.Pointer, bool) {
 }
 
 // turn does one thing. Whatever happens to the nodes there is no error.
-func (k *keeper) turn(ctx context.Context) bool {
+func (k *collector) turn(ctx context.Context) bool {
 	failed := func(what string, err error) bool {
 		if err != nil && ctx.Err() == nil {
 			k.t.Errorf("client %d: %s: %v", k.id, what, err)
@@ -116,7 +116,7 @@ func cmpErr(err error) error {
 	return err
 }
 
-func (k *keeper) same(ctx context.Context, p object.Pointer, read func(context.Context, object.Pointer) ([]byte, error)) bool {
+func (k *collector) same(ctx context.Context, p object.Pointer, read func(context.Context, object.Pointer) ([]byte, error)) bool {
 	b, err := read(ctx, p)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -143,14 +143,14 @@ func TestMirrorObjects(t *testing.T) {
 	var stop atomic.Bool
 	var pause atomic.Int64 // nanoseconds that a client waits after each request: the nodes need the processors while they get level
 	news := make(chan struct{}, 1)
-	keepers := make([]*keeper, clients)
-	for i := range keepers {
+	collectors := make([]*collector, clients)
+	for i := range collectors {
 		c, err := object.Open(ctx, object.Options{Nodes: []string{s.at[3+i%2]}, Name: "app", Secret: []byte("correct-horse")}) // one node tells of the other
 		if err != nil {
 			t.Fatal(err)
 		}
-		k := &keeper{t: t, c: c, r: rand.New(rand.NewPCG(uint64(i), 2)), id: i, objects: map[object.Pointer][]byte{}, changes: &changes, news: news}
-		keepers[i] = k
+		k := &collector{t: t, c: c, r: rand.New(rand.NewPCG(uint64(i), 2)), id: i, objects: map[object.Pointer][]byte{}, changes: &changes, news: news}
+		collectors[i] = k
 		wg.Go(func() {
 			for !stop.Load() && k.turn(ctx) {
 				pauseFor(ctx, time.Duration(pause.Load()))
@@ -181,7 +181,7 @@ func TestMirrorObjects(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 	total := 0
-	for _, k := range keepers {
+	for _, k := range collectors {
 		for p := range k.objects {
 			k.same(ctx, p, k.c.Read)
 			k.same(ctx, p, k.c.Peek)

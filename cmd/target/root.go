@@ -43,7 +43,7 @@ without one it serves a small memory disk to this machine.`,
 	})
 	command.ShowVersion(root)
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), accessCommand(), haCommand(), witnessCommand(), partitionCommand(), endpointCommand(), importCommand(), versionCommand())
+	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), accessCommand(), haCommand(), witnessCommand(), keeperCommand(), partitionCommand(), endpointCommand(), importCommand(), versionCommand())
 	root.AddCommand(command.Docs(misused))
 	root.AddCommand(rdmaCommand(), nicCommand())
 	return root

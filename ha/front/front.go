@@ -25,6 +25,13 @@ import (
 // added it, whatever has ended that or stopped it.
 const Lifetime = 2 * time.Second
 
+// Now is the clock of leases and lifetimes, the same in all processes of a machine: it goes on while the machine sleeps.
+func Now() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux has it since 2.6.39
+	return time.Duration(t.Nano())
+}
+
 // Address is an address that moves, and the interface of this machine that it is on.
 type Address struct {
 	IP        netip.Addr
