@@ -45,6 +45,9 @@ type ClusterNode struct {
 	Address string // host:port at which the others reach it, and at which it listens
 	Witness bool   // it votes, and serves nothing
 	Data    string // host:port for the data of mirrors, if the transport needs one, and the node is no witness
+	// Fence is a command, with its arguments, by which another node takes the power from this one, when it takes over what this one has served.
+	// Nil: none.
+	Fence []string
 }
 
 // ClusterKeeper is the process that holds the addresses that move on each machine (target keeper).
@@ -267,6 +270,7 @@ func (d *decoder) clusterNodes(cluster *object, c *Cluster) {
 		}
 		o.bool("witness", &n.Witness)
 		d.dataOf(c, o, &n, at)
+		d.fence(o, &n)
 		o.done()
 		c.Nodes = append(c.Nodes, n)
 	}
@@ -281,6 +285,26 @@ func (d *decoder) clusterNodes(cluster *object, c *Cluster) {
 		d.errorf(cluster.pos, "no node of the cluster serves anything: add one that is no witness")
 	case len(c.Nodes) == 2:
 		d.warnf(cluster.pos, "of two nodes one alone votes: if that one is lost, the other can change nothing; add a third, which may be a witness")
+	}
+}
+
+// fence reads a command.
+func (d *decoder) fence(o *object, n *ClusterNode) {
+	v := o.take("fence")
+	for _, word := range v.list("words: a command and its arguments") {
+		text, ok := scalarText(word.node)
+		if !ok {
+			word.errorf("fence: write a word of the command, not %s", kind(word.node))
+			return
+		}
+		n.Fence = append(n.Fence, text)
+	}
+	switch {
+	case !v.given():
+	case n.Witness:
+		v.errorf("fence: a witness serves no mirror that another node would take over: remove the command")
+	case len(n.Fence) == 0 || !filepath.IsAbs(n.Fence[0]):
+		v.errorf("fence: the command begins with the path of a program: write it from the root, such as [/usr/local/sbin/fence, %s]", n.Name)
 	}
 }
 

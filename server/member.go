@@ -39,20 +39,23 @@ type member struct {
 	nexuses func() []iscsi.SessionInfo      // sessions of this node; set with leave
 	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
 	books   guestbooks
-	keeper  *keeper.Client                    // nil: there is none
-	holder  holder                            // of addresses that go with mirrors: the keeper, or this process
-	objects atomic.Pointer[[]config.Portal]   // for objects, of other nodes
-	at      atomic.Pointer[map[string]string] // addresses of the nodes, by name
-	said    chan struct{}                     // has room for one: what the node says of itself has changed
+	keeper  *keeper.Client                      // nil: there is none
+	holder  holder                              // of addresses that go with mirrors: the keeper, or this process
+	fences  atomic.Pointer[map[string][]string] // commands that take the power from nodes, by name
+	objects atomic.Pointer[[]config.Portal]     // for objects, of other nodes
+	at      atomic.Pointer[map[string]string]   // addresses of the nodes, by name
+	said    chan struct{}                       // has room for one: what the node says of itself has changed
 	info    atomic.Pointer[quorum.NodeInfo]
 	drained atomic.Pointer[quorum.Drained] // nil: not known yet
 	peers   *service                       // what other nodes ask for; nil: not yet
 	wg      sync.WaitGroup
 
-	end     func()     // ends retire
+	ctx     context.Context
+	end     func()     // of ctx
 	mu      sync.Mutex // not held over anything that waits
 	open    map[*mirrored]bool
-	retired bool // guarded by mu
+	fenced  map[string]bool // nodes that were fenced a moment ago, or are; guarded by mu
+	retired bool            // guarded by mu
 }
 
 // openMember begins a life of the node; nil: the configuration has no cluster.
@@ -70,7 +73,7 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	if err != nil {
 		return fail(errors.Join(fmt.Errorf("cannot listen for the other nodes: %w%s", err, listenAdvice(err, "nodes")), dir.Close()))
 	}
-	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1), open: map[*mirrored]bool{}, holder: alone{}}
+	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1), open: map[*mirrored]bool{}, fenced: map[string]bool{}, holder: alone{}}
 	if c.Keeper.Socket != "" && !c.Node(c.Self).Witness {
 		m.keeper = keeper.NewClient(c.Keeper.Socket, m.log)
 		m.holder = kept{m.keeper}
@@ -84,11 +87,10 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 		return fail(errors.Join(err, m.node.Close(), dir.Close()))
 	}
 	m.node.Watch(m.learn)
-	ctx, cancel := context.WithCancel(context.Background())
-	m.end = cancel
-	m.wg.Go(func() { m.retire(ctx) })
+	m.ctx, m.end = context.WithCancel(context.Background())
+	m.wg.Go(func() { m.retire(m.ctx) })
 	if m.keeper != nil {
-		m.wg.Go(func() { m.keeper.Run(ctx, m.sockets) })
+		m.wg.Go(func() { m.keeper.Run(m.ctx, m.sockets) })
 	}
 	return m, nil
 }
@@ -193,6 +195,8 @@ func (m *member) configure(c *config.Cluster) {
 	m.at.Store(&at)
 	m.portals.Store(&c.Others)
 	m.moving.Store(&c.Moving)
+	fences := fencesOf(c)
+	m.fences.Store(&fences)
 	m.mu.Lock()
 	mirrors := slices.Collect(maps.Keys(m.open))
 	m.mu.Unlock()

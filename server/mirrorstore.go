@@ -231,10 +231,15 @@ func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
 	s.tell()
 	s.front.begin()
 	s.wg.Go(func() {
+		past := successions{self: s.self}
+		past.lost(told)
 		for s.Await(s.ctx, func(now replica.State) bool { return rolesOf(now) != rolesOf(told) }) == nil {
 			told = s.State()
 			s.tell()
 			s.held.Served()
+			if lost := past.lost(told); lost != 0 {
+				s.member.fence(s.nodeName(lost), s.name)
+			}
 		}
 	})
 }

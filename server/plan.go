@@ -1,8 +1,10 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"oneshot/config"
 )
@@ -282,6 +284,9 @@ func (c *comparison) compareCluster() {
 		return
 	}
 	for _, n := range now.Nodes {
+		if before := was.Node(n.Name); before != nil && !slices.Equal(before.Fence, n.Fence) && n.Name != now.Self {
+			c.did("node %s of the cluster is fenced by %s", n.Name, cmp.Or(strings.Join(n.Fence, " "), "nothing"))
+		}
 		switch before := was.Node(n.Name); {
 		case before != nil && before.Address == n.Address && before.Witness == n.Witness && before.Data == n.Data:
 		case n.Name == now.Self:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -81,6 +82,14 @@ func check(path, node string, stdout, stderr io.Writer) error {
 		fmt.Fprintf(stderr, "warning: %s: the address goes with the mirror %s, and who adds it needs %s, which this process does not have: see that the daemon has them, or give the cluster a keeper\n\n",
 			c.Cluster.Moving[0].Pos, c.Cluster.Moving[0].Mirror, strings.Join(missing, " and "))
 	}
+	for _, n := range c.Cluster.Nodes {
+		if node == "" || n.Name == node || n.Fence == nil {
+			continue
+		}
+		if _, err := exec.LookPath(n.Fence[0]); err != nil {
+			fmt.Fprintf(stderr, "warning: %s: this machine could not fence the node %s: %v\n\n", n.Pos, n.Name, err)
+		}
+	}
 	if w := c.Cluster.Keeper.Watchdog; w != "" && node != "" && c.Cluster.Moving != nil {
 		if st, err := os.Stat(w); err != nil || st.Mode()&os.ModeCharDevice == 0 {
 			fmt.Fprintf(stderr, "warning: %s: the keeper would fail on this machine, for %s is no device here: load the module of the machine's watchdog, or softdog\n\n", c.Cluster.Pos, w)
@@ -150,6 +159,9 @@ func writeClusterSummary(w io.Writer, c *config.Cluster) {
 		}
 		if n.Witness {
 			what += "\twitness"
+		}
+		if n.Fence != nil {
+			what += "\tfenced by " + strings.Join(n.Fence, " ")
 		}
 		if n.Name == c.Self {
 			what += "\tthe stores, targets and portals above are its own"

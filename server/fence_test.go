@@ -1,0 +1,107 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// TestLost: a node is lost if the next primary has taken over without it, and only then.
+func TestLost(t *testing.T) {
+	all := replica.Nodes(0).With(1).With(2)
+	state := func(role replica.Role, primary replica.ID, inSync replica.Nodes, planned bool) replica.State {
+		return replica.State{Role: role, View: replica.View{Version: 1, Primary: primary, InSync: inSync, Planned: planned}}
+	}
+	follows, stands := state(replica.Follower, 1, all, false), state(replica.Candidate, 1, all, false)
+	for _, c := range []struct {
+		what   string
+		states []replica.State
+		want   replica.ID
+	}{
+		{"the primary is lost", []replica.State{follows, stands, state(replica.Primary, 2, all.Without(1), false)}, 1},
+		{"the same, and this node has just begun", []replica.State{stands, state(replica.Primary, 2, all.Without(1), false)}, 1},
+		{"it has promised", []replica.State{follows, stands, state(replica.Primary, 2, all, false)}, 0},
+		{"it has handed over", []replica.State{follows, state(replica.Primary, 2, all.Without(1), true)}, 0},
+		{"there was none", []replica.State{state(replica.Candidate, 0, 0, false), state(replica.Primary, 2, all.Without(1), false)}, 0},
+		{"this one was it", []replica.State{state(replica.Follower, 2, all, false), state(replica.Primary, 2, all.Without(1), false)}, 0},
+		{"a copy is lost", []replica.State{state(replica.Primary, 2, all, false), state(replica.Primary, 2, all.Without(1), false)}, 0},
+	} {
+		past, got := successions{self: 2}, replica.ID(0)
+		for _, s := range c.states {
+			got = max(got, past.lost(s))
+		}
+		if got != c.want {
+			t.Errorf("%s: node %d is lost, want %d", c.what, got, c.want)
+		}
+	}
+}
+
+// TestRunFence: a command has the words that it was given, and no secrets of the daemon; one that does not end is ended, with the processes that it
+// has begun.
+func TestRunFence(t *testing.T) {
+	t.Setenv("ONESHOT_TEST_SECRET", "secret")
+	says, err := runFence(t.Context(), time.Minute, []string{"/bin/sh", "-c", `echo "$0 $ONESHOT_NODE:$ONESHOT_TEST_SECRET"; exit 3`, "word"}, "ONESHOT_NODE=a")
+	if err == nil || says != "word a:" {
+		t.Errorf("it says %q, and ends with %v", says, err)
+	}
+	says, err = runFence(t.Context(), time.Minute, []string{"/bin/sh", "-c", "yes | head -c 100000; echo end"})
+	if err != nil || len(says) > fenceWords || !strings.HasSuffix(says, "end") {
+		t.Errorf("of a long output %d bytes are left, error %v", len(says), err)
+	}
+	for _, how := range []string{"limit", "end of the daemon"} {
+		pid := filepath.Join(t.TempDir(), "pid")
+		ctx, cancel := context.WithCancel(t.Context())
+		limit := time.Hour
+		if how == "limit" {
+			limit = time.Second
+		}
+		done := make(chan error, 1)
+		// The limit may pass before the command has begun: then it is tried again, with more time.
+		go func() {
+			for {
+				_, err := runFence(ctx, limit, []string{"/bin/sh", "-c", `sleep 1000 & echo $! > "$0.new" && mv "$0.new" "$0"; wait`, pid})
+				if _, noPID := os.Stat(pid); noPID == nil || how != "limit" {
+					done <- err
+					return
+				}
+				limit *= 2
+			}
+		}()
+		var child int
+		for child == 0 {
+			b, err := os.ReadFile(pid)
+			if child, _ = strconv.Atoi(strings.TrimSpace(string(b))); child == 0 && err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if how != "limit" {
+			cancel()
+		}
+		if err := <-done; err == nil || errors.Is(err, context.DeadlineExceeded) != (how == "limit") {
+			t.Errorf("%s: it ends with %v", how, err)
+		}
+		for !ended(child) {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}
+}
+
+// ended says whether a process runs no more. Nobody may have waited for it yet.
+func ended(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || os.IsNotExist(err)
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return strings.HasPrefix(rest, "Z")
+}
