@@ -128,7 +128,7 @@ func (k *Keeper) accept(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 }
 
-// mayAsk refuses who is neither root, nor the keeper's user, nor of its group: the unit gives it that of the daemon.
+// mayAsk refuses who may not use the socket.
 func mayAsk(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -138,10 +138,15 @@ func mayAsk(c *net.UnixConn) error {
 	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil {
 		return errors.Join(e, err)
 	}
-	if peer.Uid == 0 || int(peer.Uid) == os.Geteuid() || int(peer.Gid) == os.Getegid() {
+	return admits(peer, os.Geteuid(), os.Getegid())
+}
+
+// admits refuses who is neither root, nor the keeper's user, nor of its group: the unit gives it that of the daemon.
+func admits(peer *unix.Ucred, uid, gid int) error {
+	if peer.Uid == 0 || int(peer.Uid) == uid || int(peer.Gid) == gid {
 		return nil
 	}
-	return fmt.Errorf("process %d is of user %d and group %d: the keeper serves root, user %d and group %d", peer.Pid, peer.Uid, peer.Gid, os.Geteuid(), os.Getegid())
+	return fmt.Errorf("process %d is of user %d and group %d: the keeper serves root, user %d and group %d", peer.Pid, peer.Uid, peer.Gid, uid, gid)
 }
 
 // serve takes one request after the other.
