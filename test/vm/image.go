@@ -15,7 +15,7 @@ import (
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "virtio_blk", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
 	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_delay", "dm_multipath", "dm_round_robin", "dm_service_time",
-	"scsi_dh_alua", "sg", "nbd", "nvme_tcp", "nvme_rdma",
+	"scsi_dh_alua", "sg", "nbd", "nvme_tcp", "nvme_rdma", "i6300esb",
 }
 
 // programs lists programs of Debian that the guest runs.
