@@ -30,6 +30,7 @@ type fencing struct {
 	log    []*voting.Record // of consensus: views, states, and what primaries say that they keep to
 	newest map[voting.Key]*voting.Record
 	viewAt []int // by version of the view: what of the log comes before it, and it
+	begins []pos // the first place in the order of each term
 
 	changes  []change
 	answered uint64 // the newest state that was in force when somebody was told so
@@ -84,6 +85,9 @@ func (f *fencing) agreed(v *replica.View) {
 	s := voting.Set{Lineage: 1, View: *v}
 	f.put(voting.Key{Kind: voting.KindSet, Name: set}, v.Version-1, s.Encode())
 	f.viewAt = append(f.viewAt, len(f.log))
+	if n := len(f.begins); n == 0 || f.begins[n-1].term != v.Term {
+		f.begins = append(f.begins, pos{v.Term, v.First})
+	}
 }
 
 const set = "sim"
@@ -184,9 +188,10 @@ func (f *fencing) checkFenced(a *attempt, p pos) {
 		a.id, a.from.port, a.node.id, a.answered, a.agreed, p, least)
 }
 
-// checkRecord looks at what a disk gets.
+// checkRecord looks at what a disk gets. A primary that does not know yet that a later term has begun writes to its own disk what has no place in the
+// order any more, and nobody sees that.
 func (f *fencing) checkRecord(n *node, rec *replica.Record) {
-	if rec.Kind != replica.KindWrite {
+	if rec.Kind != replica.KindWrite || slices.ContainsFunc(f.begins, func(p pos) bool { return rec.Term < p.term && rec.Seq >= p.seq }) {
 		return
 	}
 	if a := f.wrote[n.heap[rec.Addr/blockSize].val]; a != nil {
