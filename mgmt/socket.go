@@ -132,8 +132,11 @@ func (s *socket) Share() (Packets, error) {
 	return newSocket(l.(*net.UnixListener), s.file), nil
 }
 
-// Close implements Packets, and net.Listener.
-func (s *socket) Close() error {
-	s.once.Do(s.file.leave)
-	return s.UnixListener.Close()
+// Close implements Packets, and net.Listener. Calls after the first do nothing: whoever accepts closes the socket, too.
+func (s *socket) Close() (err error) {
+	s.once.Do(func() {
+		s.file.leave()
+		err = s.UnixListener.Close()
+	})
+	return err
 }

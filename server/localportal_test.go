@@ -119,9 +119,9 @@ func TestLocalPortalReplaced(t *testing.T) {
 	}
 	next, err = r.listen(&old.config, []portal{old.portal})
 	m.must(err)
+	m.must(old.Close())
 	r.mu.Lock()
 	r.portals[1] = next
-	m.must(old.Close())
 	r.start(next)
 	r.mu.Unlock()
 	m.must(e.WriteAt(t.Context(), buf, 0))
