@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -29,8 +30,9 @@ type fencing struct {
 
 	log    []*voting.Record // of consensus: views, states, and what primaries say that they keep to
 	newest map[voting.Key]*voting.Record
-	viewAt []int // by version of the view: what of the log comes before it, and it
-	begins []pos // the first place in the order of each term
+	viewAt []int  // by version of the view: what of the log comes before it, and it
+	begins []pos  // the first place in the order of each term
+	term   uint64 // the newest in which a node has served
 
 	changes  []change
 	answered uint64 // the newest state that was in force when somebody was told so
@@ -159,13 +161,17 @@ func (f *fencing) inForce(changes uint64) {
 	}
 }
 
-// last is the newest place in the order: what primaries before the one that is agreed on have begun since is never done.
+// last is the newest place in the order: what primaries before the one that is agreed on have begun since is never done. One that has served in its
+// term, and does not any more, gives no place in that.
 func (f *fencing) last() pos {
 	p := f.nodes[f.view.Primary]
 	if p.core != nil {
 		if s := p.core.State(); s.Serves(f.view.Term) {
 			return pos{f.view.Term, s.Last}
 		}
+	}
+	if f.term == f.view.Term {
+		return pos{f.term, math.MaxUint64}
 	}
 	return pos{f.view.Term, 0}
 }
@@ -283,6 +289,7 @@ func (k *keeper) served(s *replica.State) {
 		k.fail(11, "node %d serves by version %d of the view, and has not learned by consensus what was agreed on before that", k.node.id, s.View.Version)
 	}
 	k.term = term
+	k.fencing.term = max(k.fencing.term, term)
 	k.kick()
 }
 
