@@ -275,11 +275,11 @@ func (c *comparison) servesTheSame(was, now *config.Portal) bool {
 	return now.Serve != config.ServeObjects || medium(c.old.Store(was.Store)) == medium(c.new.Store(now.Store))
 }
 
-// compareCluster: a member learns the addresses of others while it runs. Its own, its name, its directory and its keeper are those of
+// compareCluster: a member learns the addresses of others while it runs. Its own, its name, its directory, its device and its keeper are those of
 // the start.
 func (c *comparison) compareCluster() {
 	was, now := &c.old.Cluster, &c.new.Cluster
-	if was.Name != now.Name || was.State != now.State || was.Self != now.Self || was.Transport != now.Transport || was.Keeper != now.Keeper {
+	if was.Name != now.Name || was.State != now.State || was.Self != now.Self || was.Transport != now.Transport || was.Device != now.Device || was.Keeper != now.Keeper {
 		c.later("cluster")
 		return
 	}
