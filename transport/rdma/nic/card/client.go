@@ -61,6 +61,7 @@ type client struct {
 	tail    uint32           // of the ring of completions
 	extra   []shm.Completion // to be put, behind what is in cq
 	slots   int              // of all queues
+	closing int64            // octets of queues that are closed, whose completions may wait for room
 	touched []*pair          // whose requests may be done
 	snaps   []snap
 	cs      [64]rdma.Completion

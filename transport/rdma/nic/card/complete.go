@@ -30,6 +30,7 @@ func (c *client) drain() {
 		}
 		c.snaps = c.snaps[:0]
 		if !moved && len(c.touched) == 0 {
+			c.closing = 0
 			if c.cq.Arm() {
 				break
 			}
@@ -116,6 +117,11 @@ func (c *client) touch(p *pair) {
 func (c *client) put(xs ...shm.Completion) {
 	c.outMu.Lock()
 	defer c.outMu.Unlock()
+	c.append(xs...)
+}
+
+// append is put, with outMu held.
+func (c *client) append(xs ...shm.Completion) {
 	if len(c.extra)+len(xs) > c.slots+spareExtra {
 		c.lie("%d answers and completions that the program does not take", len(c.extra))
 		return

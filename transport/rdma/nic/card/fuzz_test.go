@@ -99,16 +99,7 @@ func newProgram(t testing.TB, connected, isLocal bool) *program {
 	check(t, err)
 	check(t, seg.Close())
 	shm.CloseAll([]int{fd})
-	for _, n := range []uint32{first, second} {
-		_, fds, err := c.newPair(&shm.Message{Number: n, Domain: itsDomain, Depth: itsDepth, Receives: itsDepth, MaxSGE: 4}, nil)
-		check(t, err)
-		for i, fd := range fds {
-			seg, err := shm.Map(fd, shm.QueueLen(itsDepth))
-			check(t, err)
-			p.queues[n+uint32(i)] = shm.NewQueue(seg, itsDepth)
-		}
-		shm.CloseAll(fds)
-	}
+	check(t, p.newPairs())
 	seg, err = shm.Map(c.fd, shm.ControlLen)
 	check(t, err)
 	p.ctl = shm.NewControl(seg)
@@ -121,6 +112,37 @@ func newProgram(t testing.TB, connected, isLocal bool) *program {
 		p.connect()
 	}
 	return p
+}
+
+// newPairs makes the queue pairs, or none.
+func (p *program) newPairs() error {
+	for _, n := range []uint32{first, second} {
+		_, fds, err := p.c.newPair(&shm.Message{Number: n, Domain: itsDomain, Depth: itsDepth, Receives: itsDepth, MaxSGE: 4}, nil)
+		if err != nil {
+			shm.CloseAll(fds)
+			if n == second {
+				p.closePair(first)
+			}
+			return err
+		}
+		for i, fd := range fds {
+			seg, err := shm.Map(fd, shm.QueueLen(itsDepth))
+			check(p.t, err)
+			p.queues[n+uint32(i)] = shm.NewQueue(seg, itsDepth)
+		}
+		shm.CloseAll(fds)
+	}
+	return nil
+}
+
+// closePair closes a queue pair.
+func (p *program) closePair(n uint32) {
+	_, _, err := p.c.closePair(&shm.Message{Number: n}, nil)
+	check(p.t, err)
+	for _, q := range []uint32{n, n + 1} {
+		check(p.t, p.queues[q].Close())
+		delete(p.queues, q)
+	}
 }
 
 // connect connects the queue pairs with one another.

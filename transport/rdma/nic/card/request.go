@@ -107,7 +107,10 @@ func (c *client) hello(m *shm.Message, _ []int) (*shm.Message, []int, error) {
 // share counts n octets that the program shares from now on. The lock is held.
 func (c *client) share(n int64) error {
 	s := c.srv
-	if n <= 0 || n > s.cfg.Memory-c.bytes {
+	c.outMu.Lock()
+	closing := c.closing
+	c.outMu.Unlock()
+	if n <= 0 || n > s.cfg.Memory-c.bytes-closing {
 		return fmt.Errorf("the card maps no more than %d bytes of a program, and has %d", s.cfg.Memory, c.bytes)
 	}
 	if most := s.cfg.Together; s.shared.Add(n) > most && most > 0 {
@@ -545,8 +548,13 @@ func (c *client) closePair(m *shm.Message, _ []int) (*shm.Message, []int, error)
 	}
 	c.outMu.Lock()
 	p.closed = true
-	// Its completions may have to wait for room: the program waits for this one, which comes behind them.
-	c.extra = append(c.extra, shm.Completion{Kind: shm.KindAnswer, Token: m.Token})
+	// Its completions may have to wait for room: the program waits for this one, which comes behind them. Until then its queues
+	// count: so what waits is bounded.
+	c.append(shm.Completion{Kind: shm.KindAnswer, Token: m.Token})
+	c.closing += p.sq.size
+	if !p.shared {
+		c.closing += p.rq.size
+	}
 	c.outMu.Unlock()
 	c.work.Go(c.drain)
 	c.aside -= p.aside

@@ -27,6 +27,15 @@ func (c *client) consume(q *queue) {
 		c.lie("%d requests in a queue of %d", n, q.mem.Slots())
 		return
 	}
+	if p := q.pair; n > 0 && p != nil && p.sq == q {
+		c.outMu.Lock()
+		undone := q.head + n - p.done
+		c.outMu.Unlock()
+		if undone > q.mem.Slots() { // so no more completions wait for room than there are slots
+			c.lie("%d requests that it does not know to be done, in a queue of %d", undone, q.mem.Slots())
+			return
+		}
+	}
 	b := &c.batch
 	for n > 0 {
 		b.n, b.sges = 0, b.sges[:0]

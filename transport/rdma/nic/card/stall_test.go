@@ -1,0 +1,59 @@
+package card
+
+import (
+	"testing"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/nic/shm"
+)
+
+// writes posts as many requests to a queue pair as its queue has slots. They are done at once: RDMA Writes of nothing.
+func (p *program) writes(number uint32) {
+	q := p.queues[number]
+	w := shm.Descriptor{Op: uint8(rdma.OpWrite), Flags: uint16(rdma.Signaled)}
+	for i := range q.Slots() {
+		w.Put(q.Slot(i))
+	}
+	q.Tail.Store(q.Tail.Load() + q.Slots())
+	p.hint(number)
+	p.look()
+}
+
+// A program that takes no completions is turned out when it posts more than it knows to be done: else the card would keep the
+// completions of all that it ever posts.
+func TestRequestsBounded(t *testing.T) {
+	p := newProgram(t, true, true)
+	defer p.close()
+	for rounds := 0; !p.c.gone.Load(); rounds++ {
+		if rounds > 10*shm.Completions/itsDepth {
+			t.Fatal("the card takes all requests of a program that takes no completions")
+		}
+		p.writes(first)
+	}
+}
+
+// What queue pairs have left that are closed counts as long as the program does not take it. When it has, there is room again.
+func TestClosedBounded(t *testing.T) {
+	p := newProgram(t, true, true)
+	defer p.close()
+	for rounds := 0; ; rounds++ {
+		if rounds > 10*shm.Completions/itsDepth {
+			t.Fatal("the card makes queue pairs without end for a program that takes no completions")
+		}
+		p.writes(first)
+		p.closePair(first)
+		p.closePair(second)
+		if p.newPairs() != nil {
+			break
+		}
+		p.connect()
+	}
+	if p.c.gone.Load() {
+		t.Fatal("it is turned out: ", p.c.why)
+	}
+	for range 10 * shm.Completions / itsDepth {
+		p.ctl.CompletionHead.Store(p.ctl.CompletionTail.Load())
+		p.c.drain()
+	}
+	check(t, p.newPairs())
+}
