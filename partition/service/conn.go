@@ -42,6 +42,7 @@ type conn struct {
 	id      partition.Identity
 	page    *mem.Lease  // messages of the greeting: the one that is received, and those that are sent
 	replies int         // of these
+	next    bool        // the receive of the next message is to be posted
 	timer   *time.Timer // bounds the time until there is a handle; and makes a wrong proof wait
 	busy    bool        // a greeting is being answered by another goroutine
 	leaving bool        // disconnect when what is posted has been sent
@@ -64,7 +65,7 @@ type conn struct {
 	senders  []*command  // of them; nil: of a greeting
 	posted   int         // work requests under way
 	most     int         // the bound of posted
-	unsent   int         // responses that have not left
+	unsent   int         // responses and messages of the greeting that have not left
 	progress uint64      // completions
 	seen     uint64      // progress, when Service.look looked last
 
@@ -227,6 +228,13 @@ func (c *conn) flush() (did bool) {
 	case c.dead:
 		return did
 	}
+	if c.next && c.unsent < pageOuts {
+		c.next = false
+		if err := c.listen(); err != nil {
+			c.broken(err)
+			return true
+		}
+	}
 	if c.attached && len(c.returns) > 0 && c.unsent < maxUnsent {
 		if err := c.postReceives(); err != nil {
 			c.broken(err)
@@ -303,6 +311,7 @@ func (c *conn) completed(x *rdma.Completion) {
 		return
 	case x.ID&idGreet != 0:
 		c.posted--
+		c.unsent--
 		return
 	}
 	cmd := c.commands[x.ID&^uint64(idPull)]

@@ -15,3 +15,13 @@ func (s *Service) Dead() (n int) {
 
 // Tick is what the service does once a second.
 func (s *Service) Tick() { s.tick() }
+
+// Unsent returns how many messages and responses of all connections have not left.
+func (s *Service) Unsent() (n int) {
+	for _, c := range s.conns.List() {
+		c.mu.Lock()
+		n += c.unsent
+		c.mu.Unlock()
+	}
+	return n
+}

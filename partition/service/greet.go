@@ -46,17 +46,14 @@ func (c *conn) greeted(b []byte, x *rdma.Completion) {
 	}
 }
 
-// reply sends a message of the greeting. The client sends its next one when it has this one.
+// reply sends a message of the greeting. The client sends its next one when it has this one. If it does not take what it is sent, the
+// service takes no more of it.
 func (c *conn) reply(b []byte) {
 	if c.dead {
 		return
 	}
-	if !c.attached {
-		if err := c.listen(); err != nil {
-			c.broken(err)
-			return
-		}
-	}
+	c.next = !c.attached
+	c.unsent++
 	out := c.far.sge(c.page, pageOut+c.replies%pageOuts*(mem.PageSize-pageOut)/pageOuts, len(b))
 	c.replies++
 	copy(out.Bytes, b)

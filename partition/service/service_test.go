@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"maps"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -968,5 +969,36 @@ func TestAgain(t *testing.T) {
 			t.Errorf("%+v, want one that is known: %v", m, known)
 		}
 		c.do(wire.Request{Op: wire.Detach, Tag: 9})
+	}
+}
+
+// Before it has a partition, no more is taken of a client that takes no answers than answers have room. When it takes them, it gets all.
+func TestGreetingNotTaken(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{StartTimeout: time.Hour})
+	c := b.connect(1)
+	m := wire.HelloMessage{Version: wire.Version}
+	c.send(0, m.AppendTo(nil), rdma.Work{})
+	const lists = 200
+	r := wire.Request{Op: wire.List}
+	for range lists {
+		c.send(1, r.AppendTo(nil), rdma.Work{})
+	}
+	for b.svc.Unsent() < 4 {
+		runtime.Gosched()
+	}
+	for range 1000 { // in which it would take more
+		runtime.Gosched()
+	}
+	if n := b.svc.Unsent(); n > 4 {
+		t.Errorf("%d answers wait for a client that takes none", n)
+	}
+	c.next() // CHALLENGE
+	for i := 1; i < ins; i++ {
+		c.receive(i)
+	}
+	for range lists {
+		if r := c.response(); r.Op != wire.List || r.Status != wire.OK {
+			t.Fatalf("%+v", r)
+		}
 	}
 }
