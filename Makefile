@@ -5,6 +5,7 @@ GO       ?= go
 TAGS     ?= $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo verbs)
 FUZZTIME ?= 30s
 SIM_RUNS ?= 10000
+SIM_DEPTH ?= 7
 SEED     ?= 1
 # What programs and packages say they are.
 VERSION  ?= $(shell packaging/version.sh)
@@ -26,7 +27,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb test-newer blktests nvmfabtest conformance check lint fuzz bench bench-drbd bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
+.PHONY: appliance help run build deb test test-deb test-newer blktests nvmfabtest conformance check lint fuzz bench bench-drbd bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim sim-orders
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +83,9 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 
 sim: ## run the mirror's core in SIM_RUNS (10000) simulated worlds from SEED (1) on
 	ONESHOT_SIM_RUNS=$(SIM_RUNS) ONESHOT_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v -run '^TestRuns$$' ./ha/sim
+
+sim-orders: ## run two nodes of the mirror's core through all orders of SIM_DEPTH (7) events
+	ONESHOT_SIM_DEPTH=$(SIM_DEPTH) $(GO) test -count=1 -timeout 0 -v -run '^TestOrders$$' ./ha/sim
 
 bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
 	$(GO) run ./bench

@@ -46,7 +46,7 @@ func (r *run) propose(n *node, v replica.View) {
 	if r.slow {
 		late = time.Second
 	}
-	r.after(r.between(time.Millisecond, late), func() {
+	r.await(evProposal, n.id, n.id, r.between(time.Millisecond, late), func() {
 		if r.oneIn(20) || !r.hasMajority(n) {
 			return
 		}
@@ -78,7 +78,7 @@ func (r *run) agreed(v replica.View) {
 // news tells a node of the newest view.
 func (r *run) news(n *node, within time.Duration) {
 	v, lineage := r.view, r.lineage
-	r.after(r.between(time.Millisecond, within), func() {
+	r.await(evNews, n.id, n.id, r.between(time.Millisecond, within), func() {
 		if r.lineage == lineage && n.core != nil && !n.paused && !r.oneIn(10) && r.hasMajority(n) {
 			if n.keeper != nil {
 				n.keeper.learnView(v.Version)

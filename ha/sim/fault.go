@@ -12,6 +12,7 @@ import (
 type faults struct {
 	kinds []int
 	every time.Duration
+	drawn int // so many have happened, or were left out
 }
 
 const (
@@ -102,11 +103,13 @@ func (r *run) drawFaults(t *theme) *faults {
 
 // next lets something fail after a while.
 func (f *faults) next(r *run) {
-	r.after(r.between(0, 2*f.every), func() {
-		if r.now >= r.Length || r.stopped {
+	f.drawn++
+	no := f.drawn
+	r.after(r.until(no, r.between(0, 2*f.every)), func() {
+		if r.now >= r.Length || r.stopped || r.plan != nil && no > len(r.plan) {
 			return
 		}
-		r.fault(f.kinds[r.r.IntN(len(f.kinds))])
+		r.fault(no, f.kinds[r.r.IntN(len(f.kinds))])
 		f.next(r)
 	})
 }
@@ -124,26 +127,35 @@ func (r *run) moment(n *node, odds int) {
 	if kind == faultPower {
 		end = n.powerCut
 	}
-	r.after(r.between(0, 2*time.Millisecond), func() {
+	soon, back := r.between(0, 2*time.Millisecond), 3*time.Second
+	if r.oneIn(2) {
+		back = 60 * time.Millisecond // somebody starts it again at once
+	}
+	back = r.between(5*time.Millisecond, back)
+	if r.isLeftOut(Moments) {
+		return
+	}
+	r.after(soon, func() {
 		if n.lives == life {
 			end()
 		}
 	})
-	back := 3 * time.Second
-	if r.oneIn(2) {
-		back = 60 * time.Millisecond // somebody starts it again at once
-	}
-	r.after(r.between(5*time.Millisecond, back), n.start)
+	r.after(back, n.start)
 }
 
 // fault makes something fail, and mends it later.
-func (r *run) fault(kind int) {
+func (r *run) fault(no, kind int) {
 	n := r.nodes[r.r.IntN(len(r.nodes))]
 	if r.oneIn(2) {
 		n = r.nodes[r.view.Primary] // where it matters most
 	}
 	o := r.nodes[(int(n.id)+1+r.r.IntN(len(r.nodes)-1))%len(r.nodes)]
 	length := r.between(20*time.Millisecond, 3*time.Second)
+	f := r.planned(Fault{no, r.now, kind, n.id, o.id, length})
+	if r.isLeftOut(no) {
+		return
+	}
+	kind, n, o, length = f.kind, r.nodes[f.node], r.nodes[f.other], f.length
 	switch kind {
 	case faultKill:
 		n.kill()

@@ -164,7 +164,7 @@ func (i *initiator) try() {
 		}
 	}
 	n := a.node
-	r.after(r.between(50*time.Microsecond, time.Millisecond), func() {
+	r.await(evAtHost, n.id, replica.ID(i.port), r.between(50*time.Microsecond, time.Millisecond), func() {
 		if n.core == nil {
 			i.lost(a, r.between(10*time.Millisecond, 300*time.Millisecond))
 			return
@@ -203,7 +203,7 @@ func (i *initiator) lost(a *attempt, wait time.Duration) {
 	}
 	a.over = true
 	a.failures++
-	i.after(wait, func() {
+	i.await(evAgain, replica.ID((i.target+1)%len(i.nodes)), replica.ID(i.port), wait, func() {
 		if i.command == a.command && a.command.attempt == a {
 			i.target = (i.target + 1) % len(i.nodes)
 			i.try()
@@ -256,7 +256,7 @@ func (r *run) answered(n *node, e *replica.Answer) {
 		if a.nexus != nil {
 			took += r.fencing.fills()
 		}
-		r.after(took, func() {
+		r.await(evAtHost, n.id, replica.ID(a.from.port), took, func() {
 			if n.lives != life || n.core == nil {
 				return
 			}
@@ -283,7 +283,7 @@ func (r *run) answered(n *node, e *replica.Answer) {
 		delay = r.between(0, 200*time.Millisecond)
 	}
 	status := e.Status
-	r.after(delay, func() { a.from.hear(a, status) })
+	r.await(evAtHost, n.id, replica.ID(a.from.port), delay, func() { a.from.hear(a, status) })
 }
 
 // hear takes an answer, which is lost if the node's process has ended in between.

@@ -539,6 +539,10 @@ func TestMutants(t *testing.T) {
 				ran++
 			})
 		}
+		if p.name == "replica" {
+			t.Run("orders", func(t *testing.T) { findInOrders(t, program) })
+			t.Run("shrink", func(t *testing.T) { shrinkMutant(t, program) })
+		}
 	}
 }
 
@@ -564,25 +568,113 @@ func (m *mutant) find(t *testing.T, program string) (invariant int) {
 	return invariant
 }
 
+// inOrders are mistakes that EachOrder has to find, too.
+var inOrders = map[string]OrderOptions{
+	"acknowledges before the quorum has it":    {Depth: 3},
+	"answers a flush when it is applied":       {Depth: 5},
+	"promises without cutting the old primary": {Depth: 4, Faults: 1, Passes: 1},
+	"writes before the region is set":          {Depth: 4},
+}
+
+func findInOrders(t *testing.T, program string) {
+	for _, m := range coreMutants {
+		o, ok := inOrders[m.name]
+		if !ok {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(program)
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name, fmt.Sprintf("%s=%d %d %d", mutantOrders, o.Depth, o.Faults, o.Passes))
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			var invariant int
+			if _, err := fmt.Sscanf(string(out), "found %d", &invariant); err != nil || !slices.Contains(m.invariants, invariant) {
+				t.Fatalf("not found as a violation of one of %v: %s", m.invariants, out)
+			}
+			t.Logf("%s", out)
+		})
+	}
+}
+
+// runOrders prints the first order that shows a mistake.
+func runOrders(s string) {
+	var o OrderOptions
+	if _, err := fmt.Sscanf(s, "%d %d %d", &o.Depth, &o.Faults, &o.Passes); err != nil {
+		panic(err)
+	}
+	res := EachOrder(o)
+	if res.Violation == nil {
+		fmt.Println("not in", res.Orders, "orders")
+		return
+	}
+	fmt.Printf("found %d in order %d, %s: %s", res.Violation.Invariant, res.Orders, strings.Join(res.Names, ", "), res.Violation.Text)
+}
+
+// shrinkMutant: a world in which a mistake shows is shown with fewer faults, and fails again when these are left out.
+func shrinkMutant(t *testing.T, program string) {
+	const name = "promises without cutting the old primary"
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), mutants.Variable+"="+name, mutantShrinks+"=1", mutantTheme+"=deaf")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var before, after, invariant, again int
+	if _, err := fmt.Sscanf(string(out), "shrunk %d to %d, %d and %d", &before, &after, &invariant, &again); err != nil || after >= before || invariant != again {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%s", out)
+}
+
+// runShrink prints how many faults a world has until a mistake shows, how many are left, the invariant, and that of the world that is left.
+func runShrink() {
+	for seed := uint64(1); ; seed++ {
+		o := Options{Seed: seed, Theme: os.Getenv(mutantTheme), Length: 60 * time.Second}
+		whole := Run(o)
+		if whole.Violation == nil || len(whole.Happened) < 4 {
+			continue
+		}
+		s := Shrink(o, whole.Violation, shrinkLimit/2)
+		o.Without = s.Without
+		again := Run(o).Violation
+		if again == nil {
+			again = &Violation{Invariant: -1}
+		}
+		fmt.Printf("shrunk %d to %d, %d and %d\nseed %d %v", len(whole.Happened), len(s.Left), s.Violation.Invariant, again.Invariant, seed, &s)
+		return
+	}
+}
+
 // mutantRuns is the number of runs in which a mutant has to be found.
 const mutantRuns = 200
 
-// These variables tell the program of TestMutants how many runs it has, the seed to try first, and their theme.
+// These variables tell the program of TestMutants how many runs it has, the seed to try first, and their theme; or that it is to do something else.
 const (
 	mutantLimit = "ONESHOT_MUTANT_LIMIT"
 	mutantSeed  = "ONESHOT_MUTANT_SEED"
 	mutantTheme = "ONESHOT_MUTANT_THEME"
+
+	mutantOrders  = "ONESHOT_MUTANT_ORDERS"  // depth, faults, passes: the mistake is looked for in all orders
+	mutantShrinks = "ONESHOT_MUTANT_SHRINKS" // the first world that shows it is shrunk
 )
 
 // TestMain belongs to two programs: that of the tests, and the one with the mistakes that TestMutants builds.
 func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // worlds are small
 	limit, err := strconv.ParseUint(os.Getenv(mutantLimit), 10, 64)
-	if err != nil {
-		debug.SetGCPercent(400) // worlds are small
+	switch {
+	case os.Getenv(mutantOrders) != "":
+		runOrders(os.Getenv(mutantOrders))
+	case os.Getenv(mutantShrinks) != "":
+		runShrink()
+	case err != nil:
 		os.Exit(m.Run())
+	default:
+		runMutant(limit)
 	}
-	debug.SetGCPercent(400)
-	runMutant(limit)
 }
 
 // runMutant prints the first violation.

@@ -37,11 +37,20 @@ func (r *run) reaches(a, b replica.ID) bool { return !r.cut[a][b] }
 // connect tries to connect two nodes, again and again.
 func (r *run) connect(a, b replica.ID) {
 	r.after(r.between(5*time.Millisecond, 40*time.Millisecond), func() { r.connect(a, b) })
-	l := r.link(a, b)
-	x, y := r.nodes[a], r.nodes[b]
-	if l.up || l.told[0] || l.told[1] || x.core == nil || y.core == nil || x.paused || y.paused || !r.reaches(a, b) || !r.reaches(b, a) {
-		return
+	if r.mayConnect(a, b) {
+		r.connectNow(a, b)
 	}
+}
+
+// mayConnect says whether two nodes are not connected, know that, and reach each other.
+func (r *run) mayConnect(a, b replica.ID) bool {
+	l, x, y := r.link(a, b), r.nodes[a], r.nodes[b]
+	return !l.up && !l.told[0] && !l.told[1] && x.core != nil && y.core != nil && !x.paused && !y.paused && r.reaches(a, b) && r.reaches(b, a)
+}
+
+// connectNow connects two nodes.
+func (r *run) connectNow(a, b replica.ID) {
+	l, x, y := r.link(a, b), r.nodes[a], r.nodes[b]
 	l.up, l.told = true, [2]bool{true, true}
 	l.life++
 	x.tell(replica.Up{Peer: b})
@@ -72,7 +81,7 @@ func (r *run) breakLink(a, b replica.ID, within time.Duration) {
 			continue
 		}
 		life, at := n.lives, l.life
-		r.after(r.between(0, within), func() {
+		r.await(evIsDown, ids[0], ids[1], r.between(0, within), func() {
 			if n.lives != life || l.life != at || n.core == nil {
 				return
 			}
@@ -120,7 +129,7 @@ func (r *run) carry(from, to replica.ID, f func()) {
 		return
 	}
 	life := l.life
-	r.after(r.arrival(l, from, to), func() {
+	r.await(evMessage, to, from, r.arrival(l, from, to), func() {
 		if l.life == life {
 			f()
 		}
@@ -202,7 +211,7 @@ func (r *run) datagram(from, to replica.ID, f func()) {
 			d = r.between(0, 300*time.Millisecond)
 		}
 		lineage := r.lineage
-		r.after(d, func() {
+		r.await(evDatagram, to, from, d, func() {
 			if n := r.nodes[to]; r.lineage == lineage && (!n.paused || !n.stops) { // a machine that is stopped takes nothing
 				f()
 			}

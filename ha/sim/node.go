@@ -232,7 +232,7 @@ func (n *node) work(a replica.Action) {
 				n.tell(e)
 			}
 		}
-		n.after(took, func() {
+		n.await(evAtDisk, n.id, n.id, took, func() {
 			if d.hung {
 				d.late = append(d.late, end)
 				return
@@ -279,7 +279,7 @@ func (n *node) work(a replica.Action) {
 	case replica.Pull:
 		l := n.link(n.id, a.From)
 		life := l.life
-		n.after(n.between(40*time.Microsecond, time.Millisecond), func() {
+		n.await(evPull, n.id, a.From, n.between(40*time.Microsecond, time.Millisecond), func() {
 			e := replica.Done{ID: a.ID, Failed: !l.up || l.life != life}
 			if !e.Failed {
 				at := n.heap[a.Addr/blockSize:][:a.Len/blockSize]

@@ -35,6 +35,9 @@ type Options struct {
 	Length time.Duration // virtual
 	Log    io.Writer     // what happens; nil: nothing is written
 	Quorum bool          // consensus is that of package ha/quorum, not the model
+
+	Without []int   // numbers of faults that are left out; the others happen when and where they do without that
+	plan    []Fault // what happens in the whole world; nil: it is drawn, or Run finds out
 }
 
 // Result says what a run has seen.
@@ -61,6 +64,7 @@ type Result struct {
 	SwapsKept int // COMPARE AND WRITE that were found done after a takeover
 	Yielded   int // times that a primary with a copy to bring level gave way to hosts
 	Setup     string
+	Happened  []Fault // but for those at moments of weight; those that were left out, too
 }
 
 // run is one simulated world.
@@ -81,6 +85,7 @@ type run struct {
 	fencing    *fencing // nil: there are no reservations
 	addresses  *addresses
 	corrupting *corrupting // nil: no bytes change on their way
+	order      *order      // nil: all happens by the clock
 
 	initiators []*initiator
 	open       map[uint64]*attempt // at nodes
@@ -109,11 +114,17 @@ type run struct {
 
 // Run simulates a world.
 func Run(o Options) (res Result) {
+	if len(o.Without) > 0 && o.plan == nil {
+		whole := o
+		whole.Without, whole.Log = nil, nil
+		o.plan = append([]Fault{}, Run(whole).Happened...)
+	}
 	r := newRun(o)
 	defer func() { // an assertion of the core
 		if e := recover(); e != nil {
 			r.fail(0, "%v\n%s", e, debug.Stack())
-			res.Violation = r.violation
+			r.Result.Violation = r.violation
+			res = r.Result
 		}
 	}()
 	r.setUp()

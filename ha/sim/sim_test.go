@@ -23,6 +23,9 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
+// shrinkLimit is how long TestRuns looks for smaller worlds that fail.
+const shrinkLimit = time.Minute
+
 // TestRuns runs as many worlds as ONESHOT_SIM_RUNS says, from the seed ONESHOT_SEED on. With ONESHOT_SIM_THEME all of
 // them have that theme, with ONESHOT_SIM_LOG all that happens is printed.
 func TestRuns(t *testing.T) {
@@ -31,6 +34,12 @@ func TestRuns(t *testing.T) {
 	failed := 0
 	for seed := first; seed < first+n && failed < 10; seed++ {
 		o := Options{Seed: seed, Theme: os.Getenv("ONESHOT_SIM_THEME"), Length: 60 * time.Second}
+		if s := os.Getenv("ONESHOT_SIM_WITHOUT"); s != "" {
+			var err error
+			if o.Without, err = ParseList(s); err != nil {
+				t.Fatalf("ONESHOT_SIM_WITHOUT: %v", err)
+			}
+		}
 		if os.Getenv("ONESHOT_SIM_LOG") != "" {
 			o.Log = t.Output()
 		}
@@ -38,6 +47,10 @@ func TestRuns(t *testing.T) {
 		if res.Violation != nil {
 			failed++
 			t.Errorf("ONESHOT_SEED=%d ONESHOT_SIM_RUNS=1: %v (%s)", seed, res.Violation, res.Setup)
+			if o.Without == nil {
+				s := Shrink(o, res.Violation, shrinkLimit/10) // at most ten worlds fail
+				t.Logf("ONESHOT_SEED=%d ONESHOT_SIM_RUNS=1 %v", seed, &s)
+			}
 		}
 		all.Steps += res.Steps
 		all.Commands += res.Commands
