@@ -47,7 +47,8 @@ type localPortal struct {
 const (
 	mostPrograms       = 64
 	mostProgramsOfUser = mostPrograms / 2
-	shareOfProgram     = 4 // one program has at most a fourth of the memory that all have
+	shareOfProgram     = 4 // one program has at most a fourth of the memory that all have,
+	shareOfUser        = 2 // and all of one user have at most half of it
 )
 
 func (f *localFront) open(p *config.Portal, replaces []portal) (_ portal, err error) {
@@ -69,7 +70,7 @@ func (f *localFront) open(p *config.Portal, replaces []portal) (_ portal, err er
 	}
 	l.card = card.New(card.Config{
 		Logger: f.log, Open: l.welcome, Programs: mostPrograms, ProgramsOfUser: mostProgramsOfUser,
-		Memory: f.limits.Memory / shareOfProgram, Together: f.limits.Memory,
+		Memory: f.limits.Memory / shareOfProgram, Together: f.limits.Memory, TogetherOfUser: f.limits.Memory / shareOfUser,
 	})
 	return l, nil
 }

@@ -18,6 +18,7 @@ package card
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -38,6 +39,8 @@ type Config struct {
 	Memory int64
 	// Together bounds what all programs share; octets. 0: there is no such bound.
 	Together int64
+	// TogetherOfUser bounds what all programs of one user share; octets. 0: Together.
+	TogetherOfUser int64
 	// Programs bounds how many programs are served at a time. 0: 64.
 	Programs int
 	// ProgramsOfUser bounds how many of them belong to one user. 0: Programs.
@@ -62,7 +65,10 @@ type Server struct {
 
 	mu      sync.Mutex
 	clients map[*client]struct{}
-	shared  atomic.Int64 // octets that programs share
+
+	sharing sync.Mutex       // a leaf
+	shared  int64            // octets that programs share; guarded by sharing
+	ofUser  map[uint32]int64 // of these, by user; guarded by sharing
 }
 
 // New makes a server.
@@ -82,7 +88,10 @@ func New(c Config) *Server {
 	if c.Open == nil {
 		c.Open = func(Peer) (rdma.Device, error) { return iwarp.Open(iwarp.Config{Logger: c.Logger}) }
 	}
-	return &Server{cfg: c, log: c.Logger, clients: make(map[*client]struct{})}
+	if c.TogetherOfUser <= 0 {
+		c.TogetherOfUser = c.Together
+	}
+	return &Server{cfg: c, log: c.Logger, clients: make(map[*client]struct{}), ofUser: make(map[uint32]int64)}
 }
 
 // Listener is a socket of type "unixpacket" that listens.
@@ -172,6 +181,24 @@ func (s *Server) programsOf(uid uint32) (n int) {
 		}
 	}
 	return n
+}
+
+// share counts n octets more that programs of a user share, or less.
+func (s *Server) share(uid uint32, n int64) error {
+	s.sharing.Lock()
+	defer s.sharing.Unlock()
+	all, his := s.shared+n, s.ofUser[uid]+n
+	switch most, part := s.cfg.Together, s.cfg.TogetherOfUser; {
+	case n <= 0:
+	case most > 0 && all > most:
+		return fmt.Errorf("the card maps no more than %d bytes of all programs together", most)
+	case part > 0 && his > part:
+		return fmt.Errorf("the card maps no more than %d bytes of all programs of a user together", part)
+	}
+	if s.shared, s.ofUser[uid] = all, his; his == 0 {
+		delete(s.ofUser, uid)
+	}
+	return nil
 }
 
 // queuePair is what the card needs of a queue pair of Config.Open.

@@ -357,7 +357,7 @@ func (c *client) pairs() (list []*pair) {
 
 // release gives back what is left when no queue pair runs any more.
 func (c *client) release() {
-	c.srv.shared.Add(-c.bytes)
+	_ = c.srv.share(c.peer.UID, -c.bytes)
 	for _, w := range c.windows {
 		_ = w.Free()
 	}

@@ -113,18 +113,17 @@ func (c *client) share(n int64) error {
 	if n <= 0 || n > s.cfg.Memory-c.bytes-closing {
 		return fmt.Errorf("the card maps no more than %d bytes of a program, and has %d", s.cfg.Memory, c.bytes)
 	}
-	if most := s.cfg.Together; s.shared.Add(n) > most && most > 0 {
-		s.shared.Add(-n)
-		return fmt.Errorf("the card maps no more than %d bytes of all programs together", most)
+	err := s.share(c.peer.UID, n)
+	if err == nil {
+		c.bytes += n
 	}
-	c.bytes += n
-	return nil
+	return err
 }
 
 // unshare counts n octets that the program shares no longer. The lock is held.
 func (c *client) unshare(n int64) {
 	c.bytes -= n
-	c.srv.shared.Add(-n)
+	_ = c.srv.share(c.peer.UID, -n)
 }
 
 func (c *client) newArena(m *shm.Message, fds []int) (_ *shm.Message, _ []int, err error) {

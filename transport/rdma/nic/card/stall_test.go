@@ -57,3 +57,38 @@ func TestClosedBounded(t *testing.T) {
 	}
 	check(t, p.newPairs())
 }
+
+// All programs of a user together have a bound, so that there is memory for those of others.
+func TestMemoryOfUser(t *testing.T) {
+	const n = 6 << 20
+	s := New(Config{Together: 4 * n, TogetherOfUser: 2 * n})
+	var programs []*client
+	share := func(uid uint32) error {
+		here, there := socketpair(t)
+		t.Cleanup(func() { _ = there.Close() })
+		c, err := newClient(s, here, Peer{UID: uid})
+		check(t, err)
+		programs = append(programs, c)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.share(n)
+	}
+	check(t, share(1))
+	check(t, share(1))
+	if share(1) == nil {
+		t.Error("a user shares more than his part")
+	}
+	check(t, share(2))
+	end := func(c *client) {
+		c.end(nil)
+		c.takeDown()
+	}
+	end(programs[0])
+	check(t, share(1))
+	for _, c := range programs[1:] {
+		end(c)
+	}
+	if s.shared != 0 || len(s.ofUser) != 0 {
+		t.Errorf("%d bytes are shared by programs that have gone, %v", s.shared, s.ofUser)
+	}
+}
