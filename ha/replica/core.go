@@ -314,9 +314,7 @@ func (c *Core) message(from ID, m Msg) {
 			c.cand.at = c.now
 		}
 	case Deny:
-		if m.View.Primary != c.cfg.Self { // that says consensus: what was agreed on before this view, the node has learned then
-			c.adopt(m.View)
-		}
+		c.hearOf(m.View)
 	case Lend:
 		c.lend(from, &m)
 	case Lent:
@@ -338,6 +336,14 @@ func (c *Core) down(id ID) {
 	if c.role == Candidate && c.proposed == nil {
 		c.cand.promises[id] = promise{}
 		c.cand.answered = c.cand.answered.Without(id)
+	}
+}
+
+// hearOf takes a view by the word of another node. Nobody gets the office by that: what was agreed on before its view, the node has learned when
+// consensus says so.
+func (c *Core) hearOf(v View) {
+	if v.Primary != c.cfg.Self || c.role == Primary && v.Term == c.view.Term {
+		c.adopt(v)
 	}
 }
 

@@ -157,8 +157,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestOfficeByConsensus", mutants.Mutant{
 		Name: "takes the office by the word of a member", File: "core.go",
-		Old: "if m.View.Primary != c.cfg.Self {",
-		New: "if m.View.Primary != c.cfg.Self || ON {",
+		Old: "if v.Primary != c.cfg.Self || c.role == Primary && v.Term == c.view.Term {",
+		New: "if v.Primary != c.cfg.Self || c.role == Primary && v.Term == c.view.Term || ON {",
 	}},
 	{"TestProposedGoesOn", mutants.Mutant{
 		Name: "a copy begins anew while it is taken in", File: "primary.go",

@@ -305,7 +305,7 @@ func (c *Core) beatOn() {
 
 // echo takes the answer to a beat.
 func (c *Core) echo(from ID, e Echo) {
-	c.adopt(e.View)
+	c.hearOf(e.View)
 	if c.role != Primary || !e.OK || e.View.Term != c.view.Term {
 		return
 	}

@@ -922,6 +922,9 @@ func TestOfficeByConsensus(t *testing.T) {
 	if s.tell(2, Deny{View: v}); s.role != Candidate {
 		t.Errorf("by the word of node 2: %v", s.Core)
 	}
+	if s.do(EchoFrom{From: 2, Echo: Echo{View: v}}); s.role != Candidate {
+		t.Errorf("by the answer of node 2 to a beat of a former term: %v", s.Core)
+	}
 	if s.agree(v); s.role != Primary {
 		t.Errorf("by consensus: %v", s.Core)
 	}
