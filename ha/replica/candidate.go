@@ -123,11 +123,14 @@ func (c *Core) flushedBy(members Nodes) uint64 {
 	return to
 }
 
-// resign ends a candidature that leads to nothing, and lets others go first. The promises for this version stand, so
-// another is needed.
+// resign ends a candidature that leads to nothing, and lets others go first, the primary of before all of them: without it two that have lost
+// their memory would stand at once again and again. The promises for this version stand, so another is needed.
 func (c *Core) resign() {
 	c.role, c.fed = Follower, false
 	c.asleep = c.now + stuckAfter + 4*c.turn()
+	if c.view.Primary == c.cfg.Self {
+		c.asleep += 4 * turn
+	}
 	c.bump()
 }
 
