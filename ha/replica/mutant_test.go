@@ -115,6 +115,11 @@ var scenarioMutants = []struct {
 		Old: "if !c.mayMove() {",
 		New: "if !ON && !c.mayMove() {",
 	}},
+	{"TestDuel", mutants.Mutant{
+		Name: "stands again when the other one does", File: "candidate.go",
+		Old: "\tif c.view.Primary == c.cfg.Self {\n\t\tc.asleep += 4 * turn",
+		New: "\tif c.view.Primary == c.cfg.Self && !ON {\n\t\tc.asleep += 4 * turn",
+	}},
 	{"TestOnePromiseTooFew", mutants.Mutant{
 		Name: "needs one promise less", File: "candidate.go",
 		Old: "if !c.isEnough(members) {",
