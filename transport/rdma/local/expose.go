@@ -12,7 +12,8 @@ type exposure struct{ to rdma.Exposed }
 var _ rdma.Exposer = (*queuePair)(nil)
 
 // Expose implements rdma.Exposer. What the peer reads and writes goes straight between its memory and x, a call for each piece of that.
-// The memory may change while x has it, if it is that of another process. What the two ends post waits while a call of x does not return.
+// The memory may change while x has it, if it is that of another process. What the peer posts waits while a call of x does not return; what this
+// end posts does not.
 func (q *queuePair) Expose(x rdma.Exposed, size int64, a rdma.Access) (rdma.STag, error) {
 	if a&^(rdma.AccessRemoteRead|rdma.AccessRemoteWrite) != 0 || size < 0 {
 		return 0, soft.ErrBadAccess
@@ -23,8 +24,7 @@ func (q *queuePair) Expose(x rdma.Exposed, size int64, a rdma.Access) (rdma.STag
 	return rdma.STag(s), err
 }
 
-// Withdraw implements rdma.Exposer. The caller may hold locks that are taken by calls of an Exposed, which are made with the lock of the
-// link held. The STag is freed with the stream.
+// Withdraw implements rdma.Exposer. The caller may hold locks that are taken by calls of an Exposed. The STag is freed with the stream.
 func (q *queuePair) Withdraw(s rdma.STag) {
 	_, _ = q.dev.memory.Table.Invalidate(stag.STag(s))
 }

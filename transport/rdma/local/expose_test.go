@@ -92,6 +92,80 @@ func TestExposed(t *testing.T) {
 	}
 }
 
+// stuck is an Exposed of which a call does not return before it is let go.
+type stuck struct{ called, letGo chan struct{} }
+
+func (s stuck) ReadAt([]byte, int64) error {
+	s.called <- struct{}{}
+	<-s.letGo
+	return nil
+}
+
+func (s stuck) WriteAt(b []byte, off int64) error { return s.ReadAt(b, off) }
+
+// While a call for one end does not return, the other end posts, and may end the connection: that has ended, and what was posted has
+// completed, when the call has returned, and not before. What is posted behind it waits.
+func TestExposedHeldUp(t *testing.T) {
+	for name, aborts := range map[string]bool{"and goes on": false, "and the other end aborts": true} {
+		t.Run(name, func(t *testing.T) {
+			here, there, mem := exposing(t)
+			x := stuck{make(chan struct{}), make(chan struct{})}
+			s, err := there.(rdma.Exposer).Expose(x, 1<<20, rdma.AccessRemoteRead)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sge := []rdma.SGE{{Bytes: mem.Bytes()[:16], Region: mem}}
+			if _, err := here.qp.PostReceive([]rdma.Receive{{ID: 7, SGL: sge}}); err != nil {
+				t.Fatal(err)
+			}
+			posted := make(chan error, 1)
+			read := rdma.Work{ID: 1, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: sge, RemoteSTag: s}
+			go func() {
+				_, err := here.qp.Post([]rdma.Work{read})
+				posted <- err
+			}()
+			<-x.called
+			behind := rdma.Work{ID: 2, Op: rdma.OpWrite, Flags: rdma.Signaled}
+			for range 20 { // the queue grows
+				if _, err := here.qp.Post([]rdma.Work{behind}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := there.Post([]rdma.Work{{ID: 3, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: sge[:0]}}); err != nil {
+				t.Fatal(err)
+			}
+			var cs [32]rdma.Completion
+			if n := here.cq.Poll(cs[:]); n != 2 || cs[0].ID != 7 || cs[1].ID != 3 { // both ends have this queue
+				t.Errorf("%d completions while the Exposed holds a work up: %+v", n, cs[:n])
+			}
+			want := rdma.StatusOK
+			if aborts {
+				there.Abort(nil)
+				want = rdma.StatusFlushed
+				if _, err := here.qp.Post([]rdma.Work{behind}); !errors.Is(err, rdma.ErrDisconnected) {
+					t.Errorf("Post after the end: %v", err)
+				}
+				if n := here.cq.Poll(cs[:]); n != 0 {
+					t.Errorf("%d works have completed, though memory of one is in use", n)
+				}
+			}
+			close(x.letGo)
+			if err := <-posted; err != nil {
+				t.Error(err)
+			}
+			n := here.cq.Poll(cs[:])
+			if n != 21 {
+				t.Errorf("%d completions, want 21", n)
+			}
+			for i, c := range cs[:n] {
+				if c.Status != want || (c.ID == 1) != (i == 0) {
+					t.Errorf("completion %d: %+v", i, c)
+				}
+			}
+		})
+	}
+}
+
 func withdraw(x *shown, q rdma.Exposer, s rdma.STag) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -119,7 +193,7 @@ func exposing(t *testing.T) (here asker, there rdma.QueuePair, mem rdma.Region) 
 	cq, err := d.NewCompletionQueue(8, nil)
 	check(err)
 	pair := func() rdma.QueuePair {
-		q, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: dom, SendCQ: cq, RecvCQ: cq, MaxWork: 4})
+		q, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: dom, SendCQ: cq, RecvCQ: cq, MaxWork: 32, MaxRecv: 4})
 		check(err)
 		return q
 	}

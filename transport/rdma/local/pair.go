@@ -17,6 +17,7 @@ type link struct {
 	mu    sync.Mutex // taken before receives.mu, window.mu, completionQueue.mu
 	ends  [2]*half
 	over  bool        // guarded by mu, like all of the halves that changes
+	why   [2]error    // when it is over, and a half is out: what the ends are told
 	timer *time.Timer // bounds the time of an end in good order
 }
 
@@ -31,6 +32,7 @@ type half struct {
 
 	sq      ring.Ring[pairWork] // what waits for a receive of the peer, and what is behind it
 	leaving bool                // the owner has called Disconnect
+	out     bool                // what the peer exposes is called for the first of sq, without the lock
 	windows map[stag.STag]bound
 	waiter  soft.Waiter  // for a receive of q
 	got     soft.Receive // of the message under way
@@ -237,22 +239,28 @@ func (h *half) received() {
 	h.peer.pump()
 }
 
-// pump does what is posted, up to a Send for which the peer has no receive. The lock is held.
+// pump does what is posted, up to a Send for which the peer has no receive. The lock is held; it is let go for calls of an Exposed, and
+// who makes such a call goes on with what was posted meanwhile.
 func (h *half) pump() {
-	for h.sq.Len() > 0 && !h.link.over {
+	for h.sq.Len() > 0 && !h.link.over && !h.out {
 		w := h.sq.At(h.sq.Head)
 		if w.op == rdma.OpSend && !h.peer.q.recv.Take(&h.peer.got, &h.peer.waiter) {
 			return
 		}
 		err := h.do(w)
+		if h.link.over { // since the lock was let go
+			h.link.end(h.link.why)
+			return
+		}
 		if err != nil {
 			h.link.end(h.blame(err))
 			return
 		}
+		w = h.sq.At(h.sq.Head) // the ring may have grown
 		h.sq.Head++
 		h.complete(w)
 	}
-	if h.leaving && !h.link.over {
+	if h.leaving && !h.link.over && !h.out {
 		h.link.end([2]error{})
 	}
 }
@@ -311,6 +319,7 @@ func (h *half) reach(w *pairWork, op stag.Op) error {
 	}
 	err = h.move(op, &ref, w.segs)
 	peer.dev.drop(&ref)
+	w = h.sq.At(h.sq.Head) // the ring may have grown
 	if err != nil {
 		return h.fails(w, rdma.StatusRemoteAccess, err, h)
 	}
@@ -331,10 +340,16 @@ func (h *half) reach(w *pairWork, op stag.Op) error {
 	return nil
 }
 
-// move copies between what r refers to and segs. The error is that of an Exposed.
+// move copies between what r refers to and segs. The error is that of an Exposed, which may make others wait: so it is called without the
+// lock.
 func (h *half) move(op stag.Op, r *stag.Ref, segs [][]byte) error {
 	if k, off := r.Keeper(); k != nil {
-		return k.(*exposure).pass(op, segs, int64(off))
+		h.out = true
+		h.link.mu.Unlock()
+		err := k.(*exposure).pass(op, segs, int64(off))
+		h.link.mu.Lock()
+		h.out = false
+		return err
 	}
 	h.dst = r.Append(h.dst[:0], 0, r.Len())
 	if op == stag.RemoteWrite {
@@ -444,11 +459,14 @@ func (h *half) abort(err error) {
 	h.link.end(h.blame(&offence{err, h.peer})) // the peer is told
 }
 
-// end ends the link, with what the ends are told. The lock is held.
+// end ends the link, with what the ends are told: at once, or when the last call of an Exposed has returned. The lock is held.
 func (l *link) end(why [2]error) {
-	l.over = true
+	l.over, l.why = true, why
 	if l.timer != nil {
 		l.timer.Stop()
+	}
+	if l.ends[0].out || l.ends[1].out {
+		return
 	}
 	for i, h := range l.ends {
 		if h.q.half.Load() == nil { // it was closed before it was connected
