@@ -204,11 +204,9 @@ func (c *Core) Unreachable(number uint64) {
 	}
 }
 
-// SnapshotSent says how the transfer of a snapshot to a member has ended.
+// SnapshotSent says how the transfer of a snapshot to a member has ended. It is taken in by a silent node, too, for it is not said again, and until it
+// is, the member gets nothing.
 func (c *Core) SnapshotSent(number uint64, ok bool) {
-	if c.isSilent() {
-		return
-	}
 	status := raft.SnapshotFinish
 	if !ok {
 		status = raft.SnapshotFailure

@@ -7,8 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/cryptotest"
 	"testing/synctest"
 	"time"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/tracker"
 )
 
 // slow is a connection that takes 64 KiB in a second.
@@ -115,5 +119,39 @@ func TestParts(t *testing.T) {
 			t.Fatalf("%d octets are kept", n)
 		}
 		_, _, err = p.take(append([]byte{uint8(b2u(n == 0)) * partFirst}, make([]byte, 1<<20)...))
+	}
+}
+
+// TestSnapshotLostMeanwhile: the connection that a snapshot goes over is lost while the leader's disk takes nothing. When it does again, the
+// member gets another one.
+func TestSnapshotLostMeanwhile(t *testing.T) {
+	cryptotest.SetGlobalRandom(t, 1)
+	w := newWorld(1, nil)
+	w.quiet = true
+	a := w.host("a", 1, newDisk())
+	a.create(true)
+	w.connectAll()
+	w.invite("b", func(*simNode) {})
+	sends := func() (does bool) {
+		a.core.raw.WithProgress(func(_ uint64, _ raft.ProgressType, p tracker.Progress) {
+			does = does || p.State == tracker.StateSnapshot
+		})
+		return does
+	}
+	if !w.run(time.Minute, sends) {
+		t.Fatalf("no snapshot is sent: %s", w.bad)
+	}
+	b := w.nodes[1]
+	w.run(a.busy, nil) // then it leaves
+	a.disk.full = true
+	a.do(func() { _, _ = a.core.AddToken([]byte("a token")) })
+	if !sends() || !a.core.isSilent() {
+		t.Fatalf("it is sent: %v, while the disk is full: %v", sends(), a.core.isSilent())
+	}
+	b.kill()
+	w.run(w.now+time.Second, nil)
+	a.disk.full = false
+	if !w.run(w.now+time.Minute, w.level) {
+		t.Errorf("b is not level a minute later: %s", w.bad)
 	}
 }
