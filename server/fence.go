@@ -25,27 +25,28 @@ const (
 	fenceWords = 1 << 10
 )
 
-// successions finds out whom a node has lost, from the states of its copy, one after the other.
+// successions finds out whom a node has lost, from the states of its copy, one after the other. Some may be missed.
 type successions struct {
 	self   replica.ID
-	former replica.ID // the last primary that was another node; 0: none since this one was the primary
+	former replica.View // the last one with another primary; zero: none since this node was the primary
 }
 
 // lost returns the node that this one has taken over from, and that is not there any more: it has neither handed over nor promised anything to the
-// new primary, so it is not in sync by the new view. 0: there is none.
+// new primary, so it is not in sync by the new view. 0: there is none, or it is not known, since an office between the two was missed.
 func (f *successions) lost(s replica.State) replica.ID {
-	if s.Role != replica.Primary || s.View.Primary != f.self {
-		if s.View.Primary != f.self {
-			f.former = s.View.Primary
+	v := &s.View
+	if s.Role != replica.Primary || v.Primary != f.self {
+		if v.Primary != f.self {
+			f.former = *v
 		}
 		return 0
 	}
 	former := f.former
-	f.former = 0
-	if former == 0 || s.View.Planned || s.View.InSync.Has(former) {
+	f.former = replica.View{}
+	if v.Term != former.Term+1 || v.Planned || v.InSync.Has(former.Primary) {
 		return 0
 	}
-	return former
+	return former.Primary
 }
 
 // fences are the commands by which nodes lose their power.

@@ -18,9 +18,11 @@ import (
 func TestLost(t *testing.T) {
 	all := replica.Nodes(0).With(1).With(2)
 	state := func(role replica.Role, primary replica.ID, inSync replica.Nodes, planned bool) replica.State {
-		return replica.State{Role: role, View: replica.View{Version: 1, Primary: primary, InSync: inSync, Planned: planned}}
+		return replica.State{Role: role, View: replica.View{Version: 1, Term: uint64(primary), Primary: primary, InSync: inSync, Planned: planned}}
 	}
 	follows, stands := state(replica.Follower, 1, all, false), state(replica.Candidate, 1, all, false)
+	later := state(replica.Primary, 2, all.Without(1), false)
+	later.View.Term++
 	for _, c := range []struct {
 		what   string
 		states []replica.State
@@ -31,6 +33,7 @@ func TestLost(t *testing.T) {
 		{"it has promised", []replica.State{follows, stands, state(replica.Primary, 2, all, false)}, 0},
 		{"it has handed over", []replica.State{follows, state(replica.Primary, 2, all.Without(1), true)}, 0},
 		{"there was none", []replica.State{state(replica.Candidate, 0, 0, false), state(replica.Primary, 2, all.Without(1), false)}, 0},
+		{"between the two another one was in the office, and that was missed", []replica.State{follows, later}, 0},
 		{"this one was it", []replica.State{state(replica.Follower, 2, all, false), state(replica.Primary, 2, all.Without(1), false)}, 0},
 		{"a copy is lost", []replica.State{state(replica.Primary, 2, all, false), state(replica.Primary, 2, all.Without(1), false)}, 0},
 	} {
