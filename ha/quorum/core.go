@@ -55,7 +55,8 @@ type Core struct {
 	lameUntil  uint64 // tick
 	place      place
 
-	refused error // others do not take this node any more
+	aside   []Message // changes that go to other voters, while this node's disk takes nothing
+	refused error     // others do not take this node any more
 
 	// onDisk calls f, which waits for the disk, and touches nothing but the log. nil: it is called here.
 	onDisk func(f func() error) error
@@ -160,6 +161,7 @@ func (c *Core) Tick() {
 	c.ticks++
 	c.setPace()
 	if c.isSilent() {
+		c.handOn()
 		return
 	}
 	c.raw.Tick()
@@ -238,6 +240,30 @@ func (c *Core) send(n uint64) {
 	}
 }
 
+// handOn has other voters take the changes of this node to the leader, when its disk takes nothing. That promises nothing. A node may have to get rid of
+// an office just because that disk is full.
+func (c *Core) handOn() {
+	c.aside = c.aside[:0]
+	if c.refused != nil {
+		return
+	}
+	id := &c.log.id
+	for _, n := range slices.Sorted(maps.Keys(c.waits)) {
+		if c.ticks-c.sentAt[n] < retryTicks {
+			continue
+		}
+		c.sentAt[n] = c.ticks
+		data := c.waits[n].appendTo(nil)
+		for _, v := range c.conf.GetVoters() {
+			if v != id.Number {
+				c.aside = append(c.aside, Message{id.Number, id.Incarnation, c.log.number, &raftpb.Message{
+					Type: raftpb.MessageType_MsgProp.Enum(), From: new(id.Number), To: new(v), Entries: []*raftpb.Entry{{Data: data}},
+				}})
+			}
+		}
+	}
+}
+
 // Put begins the change of a record whose version is known, 0 if there never was one.
 func (c *Core) Put(k Key, version uint64, value []byte) (uint64, error) {
 	return c.propose(&command{op: opPut, key: k, version: version, value: value})
@@ -297,6 +323,7 @@ func (c *Core) Work(out *Output) error {
 	if c.refused != nil {
 		return c.refused
 	}
+	out.Messages, c.aside = append(out.Messages, c.aside...), c.aside[:0]
 	for {
 		if c.ready == nil {
 			if !c.raw.HasReady() {

@@ -438,6 +438,36 @@ func TestFullWitness(t *testing.T) {
 	})
 }
 
+// TestFullDiskHandsOn: a node whose disk is full cannot know whether its change has taken place. But it does, so the node can give up what it has to.
+func TestFullDiskHandsOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		b := l.nodes["b"]
+		b.do(func() { l.disks["b"].full = true })
+		l.put("a", "x", 0, "one")
+		l.inTrouble("b", "no space left")
+		ended := make(chan error, 1)
+		go func() {
+			_, err := b.Put(l.ctx(), Key{KindUnit, "x"}, 1, []byte("two"))
+			ended <- err
+		}()
+		for text := ""; text != "two"; time.Sleep(time.Second) {
+			r, err := l.nodes["a"].Get(l.ctx(), Key{KindUnit, "x"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(r.Value)
+		}
+		b.do(func() { l.disks["b"].full = false })
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		l.get("b", "x", "two")
+	})
+}
+
 // TestDiskHangs: the disk of a node's log answers nothing any more. The node says so, whoever asks it for a change is told in time, and when the
 // disk answers again the node takes part.
 func TestDiskHangs(t *testing.T) {
