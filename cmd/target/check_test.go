@@ -9,8 +9,9 @@ import (
 	"oneshot/config/configtest"
 )
 
-// hidden are values that the summary does not show: secrets, the groups of portals that are in none, those for partitions and objects, the address of one that is a socket, and who reads the file.
-var hidden = regexp.MustCompile(`\.Secret$|\.Auth\.(Host|Controller)$|^\.Portals\[[679]\]\.Group$|^\.Portals\[9\]\.Listen$|^\.Cluster\.Self$`)
+// hidden are values that the summary does not show: secrets, the groups of portals that are in none, those for partitions and objects, the address of one that is a socket, who reads the file, the device of a
+// transport without one and the watchdog of no keeper.
+var hidden = regexp.MustCompile(`\.Secret$|\.Auth\.(Host|Controller)$|^\.Portals\[[679]\]\.Group$|^\.Portals\[9\]\.Listen$|^\.Cluster\.(Self|Device|Keeper\.Watchdog)$`)
 
 // What check prints shows every value of a configuration: whatever is changed in full.yaml changes it, and the cluster
 // in cluster.yaml.
