@@ -50,7 +50,7 @@ test: deps ## install what tests need, run them; TURN=all runs both halves of th
 test-deb: ## install, use, upgrade and remove the Debian package, in a chroot and under systemd, as root
 	scripts/deps.sh $(DEB_PACKAGES)
 	GO='$(GO)' packaging/chroot-test.sh
-	$(GO) test -count=1 -tags deb -timeout 30m -v ./packaging
+	$(GO) test -count=1 -tags deb -timeout 90m -v ./packaging
 
 test-newer: deps ## have Linux 6.12 prove itself to NVMe subsystems, in a virtual machine with Debian 13's kernel
 	$(GO) test -count=1 -timeout 30m -v ./test/vm/newer

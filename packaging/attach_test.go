@@ -34,7 +34,7 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 	_, port, err := net.SplitHostPort(tg.Portal())
 	must(t, err)
 	d := prepare(t)
-	s := d.boot(t)
+	s := d.boot(t, service)
 	s.until("systemctl is-system-running | grep -v -e starting -e initializing", "running")
 	s.run("dpkg -i /root/oneshot_1.0_*.deb")
 	s.run("cat > /etc/oneshot/attach/nbd0.env <<'ENV'\nURL=oneshot+iwarp://" + net.JoinHostPort(theHost, port) + "/" + attachIQN + "/0\n" +
@@ -63,7 +63,7 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 		synced = number(t, line)
 	}
 	tg.Kill()
-	s = d.boot(t)
+	s = d.boot(t, service)
 	s.until("journalctl -b -u oneshot-attach@nbd0 | grep -q 'no session yet' && echo yes", "yes")
 	tg.Start()
 	s.until("systemctl is-active mnt.mount", "active")

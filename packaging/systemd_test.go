@@ -22,9 +22,10 @@ import (
 
 const (
 	iqn     = "iqn.2026-11.example.oneshot:demo"
-	forward = "127.0.0.1:25590" // on the host, leads to port 3260 of address
+	forward = "127.0.0.1:25590" // on the host, leads to a port of the machine
 	address = "10.0.3.15"       // in the machine
-	limit   = 3 * time.Minute   // only a machine that hangs reaches it
+	service = address + ":3260"
+	limit   = 3 * time.Minute // only a machine that hangs reaches it
 )
 
 // packages lists the packages of the system in addition to Debian's minimal ones.
@@ -110,7 +111,7 @@ func (s *system) until(command, want string) {
 // TestSystemd tests the package from its installation to its purge. Meanwhile a writer on the host goes on in
 // spite of everything that interrupts the daemon, and reads back what it wrote.
 func TestSystemd(t *testing.T) {
-	s := prepare(t).boot(t)
+	s := prepare(t).boot(t, service)
 	s.until("systemctl is-system-running | grep -v -e starting -e initializing", "running")
 	t.Log("the system is up")
 	s.run("dpkg -i /root/oneshot_1.0_*.deb")
@@ -205,14 +206,28 @@ type disk struct {
 	kernel machine.Image
 }
 
+// fresh is the disk that all tests begin with, which the first one makes.
+var fresh *disk
+
 // prepare makes the disk of a system, with both packages and the files that the tests need.
 func prepare(t *testing.T) *disk {
+	t.Helper()
+	if fresh == nil {
+		fresh = install(t)
+	}
+	d := *fresh
+	d.image = filepath.Join(t.TempDir(), "root.img")
+	host(t, "cp", "--sparse=always", fresh.image, d.image)
+	return &d
+}
+
+func install(t *testing.T) *disk {
 	t.Helper()
 	cache, err := machine.CacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, dir := filepath.Join(cache, "root"), t.TempDir()
+	root, image := filepath.Join(cache, "root"), filepath.Join(cache, "root.img")
 	if _, err := os.Stat(root); err != nil {
 		must(t, os.MkdirAll(cache, 0o755))
 		tmp := root + ".tmp"
@@ -221,7 +236,7 @@ func prepare(t *testing.T) *disk {
 		must(t, os.Rename(tmp, root))
 	}
 	put(t, root)
-	image := filepath.Join(dir, "root.img")
+	must(t, os.RemoveAll(image))
 	host(t, "mkfs.ext4", "-q", "-d", root, image, "2G")
 	kernels, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
 	if len(kernels) != 1 {
@@ -230,8 +245,8 @@ func prepare(t *testing.T) *disk {
 	return &disk{image, machine.Image{Kernel: kernels[0], Initramfs: strings.Replace(kernels[0], "vmlinuz-", "initrd.img-", 1)}}
 }
 
-// boot starts the system.
-func (d *disk) boot(t *testing.T) *system {
+// boot starts the system. What comes to forward on the host goes to an address and port of it.
+func (d *disk) boot(t *testing.T, to string) *system {
 	t.Helper()
 	socket, err := os.MkdirTemp("", "deb") // whose path has to be short
 	must(t, err)
@@ -239,7 +254,7 @@ func (d *disk) boot(t *testing.T) *system {
 	m, err := machine.Boot(&d.kernel, socket,
 		"-append", machine.KernelArguments("root=/dev/vda", "rw"),
 		"-drive", "file="+d.image+",if=virtio,format=raw,cache=unsafe",
-		"-netdev", "user,id=forward,net=10.0.3.0/24,hostfwd=tcp:"+forward+"-"+address+":3260", "-device", "virtio-net-pci,netdev=forward")
+		"-netdev", "user,id=forward,net=10.0.3.0/24,hostfwd=tcp:"+forward+"-"+to, "-device", "virtio-net-pci,netdev=forward")
 	must(t, err)
 	t.Cleanup(m.Stop)
 	return &system{t, m}
