@@ -271,9 +271,16 @@ func (c *client) receive(i int) {
 // send sends a message from the given place; w may say more.
 func (c *client) send(place int, b []byte, w rdma.Work) {
 	c.t.Helper()
-	at := outAt + place*(64+8192)
-	copy(c.mem.Bytes()[at:], b)
-	w.ID, w.Op, w.SGL = 1<<40, rdma.OpSend, c.sge(at, len(b))
+	copy(c.mem.Bytes()[placeAt(place):], b)
+	c.post(place, len(b), w)
+}
+
+func placeAt(place int) int { return outAt + place*(64+8192) }
+
+// post sends the first n octets of what is in a place already.
+func (c *client) post(place, n int, w rdma.Work) {
+	c.t.Helper()
+	w.ID, w.Op, w.SGL = 1<<40, rdma.OpSend, c.sge(placeAt(place), n)
 	if _, err := c.qp.Post([]rdma.Work{w}); err != nil && !errors.Is(err, rdma.ErrDisconnected) {
 		c.t.Fatal(err)
 	}
