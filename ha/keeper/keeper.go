@@ -120,7 +120,7 @@ func (k *Keeper) accept(ctx context.Context, wg *sync.WaitGroup) error {
 			defer func() { <-places }()
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			defer stop()
-			defer c.Close()
+			defer func() { _ = c.Close() }()
 			if err := k.serve(ctx, c); ctx.Err() == nil && !errors.Is(err, io.EOF) {
 				k.Log.Warn("a connection was ended", "reason", err)
 			}

@@ -236,7 +236,7 @@ const maxWaits = 1024
 func (c *Core) send(n uint64) {
 	c.sentAt[n] = c.ticks
 	if !c.isSilent() {
-		_ = c.raw.Propose(c.waits[n].appendTo(nil)) // without a leader it is lost, and sent again
+		_ = c.raw.Propose(c.waits[n].encode()) // without a leader it is lost, and sent again
 	}
 }
 
@@ -253,7 +253,7 @@ func (c *Core) handOn() {
 			continue
 		}
 		c.sentAt[n] = c.ticks
-		data := c.waits[n].appendTo(nil)
+		data := c.waits[n].encode()
 		for _, v := range c.conf.GetVoters() {
 			if v != id.Number {
 				c.aside = append(c.aside, Message{id.Number, id.Incarnation, c.log.number, &raftpb.Message{

@@ -109,7 +109,7 @@ func logOfThree(t *testing.T, d *disk) {
 	add := func(index uint64, c *command) {
 		rd := *batches[1]
 		rd.Entries = nil
-		e := entry(index, 1, string(c.appendTo(nil)))
+		e := entry(index, 1, string(c.encode()))
 		rd.HardState, rd.Entries = hard(1, 0, 1), append(rd.Entries, e)
 		if err := l.Save(&rd); err != nil {
 			t.Fatal(err)

@@ -82,7 +82,7 @@ func TestPlace(t *testing.T) {
 	leads(a, "it is not drained any more")
 
 	// The round trip of the witness goes up and down.
-	was, n = w.led(nil), w.elections
+	n = w.elections
 	for range 60 {
 		c.far = w.between(0, 3*time.Millisecond)
 		w.run(w.now+w.between(0, 2*time.Second), nil)

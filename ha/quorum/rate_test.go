@@ -38,7 +38,7 @@ func TestRate(t *testing.T) {
 			there += uint64(float64(beatEach) * (1 + faster))
 			r.add(moment{there, here + random.Uint64N(200e6)})
 		}
-		for n := range uint64(60 * 60e9 / beatEach) {
+		for n := range 60 * 60e9 / beatEach {
 			if n%(7*60e9/beatEach) == 1000 {
 				if c.here {
 					there += c.stops

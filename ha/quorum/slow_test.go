@@ -118,7 +118,7 @@ func TestParts(t *testing.T) {
 		if n > maxFrame {
 			t.Fatalf("%d octets are kept", n)
 		}
-		_, _, err = p.take(append([]byte{uint8(b2u(n == 0)) * partFirst}, make([]byte, 1<<20)...))
+		_, _, err = p.take(append([]byte{b2u(n == 0) * partFirst}, make([]byte, 1<<20)...))
 	}
 }
 

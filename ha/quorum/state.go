@@ -154,8 +154,8 @@ type command struct {
 	leaving     Leaving
 }
 
-func (c *command) appendTo(b []byte) []byte {
-	b = appendU64(append(b, 1, uint8(c.op)), c.request.Node, c.request.Nonce, c.request.Count)
+func (c *command) encode() []byte {
+	b := appendU64([]byte{1, uint8(c.op)}, c.request.Node, c.request.Nonce, c.request.Count)
 	b = append(b, uint8(c.key.Kind))
 	b = appendBytes(b, c.key.Name)
 	b = appendU64(b, c.version)

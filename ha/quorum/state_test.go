@@ -32,7 +32,7 @@ func (s *State) do(c command) Result {
 	if c.request == (request{}) {
 		c.request = request{1, 1, counts}
 	}
-	d, err := decodeCommand(c.appendTo(nil))
+	d, err := decodeCommand(c.encode())
 	if err != nil {
 		panic(err)
 	}
