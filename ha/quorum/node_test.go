@@ -941,6 +941,7 @@ func TestFollow(t *testing.T) {
 		b.Close()
 		propose(a, 4)
 		hears("w", "3 4 ")
+		hears("a", "1 2 3 4 ")                                                     // it has that on its disk, whoever leads
 		if _, err := l.nodes["b"].Get(l.ctx(), Key{KindSet, "main"}); err != nil { // b has it, too
 			t.Fatal(err)
 		}
