@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"oneshot/internal/peercred"
 )
 
 // patience is how long a daemon that works takes at most to say how it is.
@@ -47,12 +47,8 @@ func (c *Client) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if raw, err := conn.(*net.UnixConn).SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) {
-			if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-				c.pid.Store(peer.Pid)
-			}
-		})
+	if peer, err := peercred.Of(conn.(*net.UnixConn)); err == nil {
+		c.pid.Store(peer.Pid)
 	}
 	return conn, nil
 }

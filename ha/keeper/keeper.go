@@ -16,6 +16,7 @@ import (
 
 	"oneshot/ha/front"
 	"oneshot/internal/loglimit"
+	"oneshot/internal/peercred"
 )
 
 // Options are what a keeper needs.
@@ -130,13 +131,9 @@ func (k *Keeper) accept(ctx context.Context, wg *sync.WaitGroup) error {
 
 // mayAsk refuses who may not use the socket.
 func mayAsk(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
+	peer, err := peercred.Of(c)
 	if err != nil {
 		return err
-	}
-	var peer *unix.Ucred
-	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil {
-		return errors.Join(e, err)
 	}
 	return admits(peer, os.Geteuid(), os.Getegid())
 }

@@ -2,9 +2,10 @@ package card
 
 import (
 	"encoding/binary"
-	"errors"
 	"net"
 	"unsafe"
+
+	"oneshot/internal/peercred"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,33 +22,31 @@ const maxGroups = 1 << 16
 
 // peerOf returns who has connected.
 func peerOf(u *net.UnixConn) (p Peer, err error) {
-	raw, err := u.SyscallConn()
+	cred, err := peercred.Of(u)
 	if err != nil {
 		return p, err
 	}
-	var e error
-	err = raw.Control(func(fd uintptr) {
-		var cred *unix.Ucred
-		if cred, e = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); e != nil {
-			return
-		}
-		p.PID, p.UID, p.GIDs = cred.Pid, cred.Uid, []uint32{cred.Gid}
-		var more []uint32
-		if more, e = peerGroups(fd); e == nil {
-			p.GIDs = append(p.GIDs, more...)
-		}
-	})
-	return p, errors.Join(err, e)
+	more, err := peerGroups(u)
+	return Peer{cred.Pid, cred.Uid, append([]uint32{cred.Gid}, more...)}, err
 }
 
 // peerGroups returns the supplementary groups of who has connected.
-func peerGroups(fd uintptr) ([]uint32, error) {
+func peerGroups(u *net.UnixConn) ([]uint32, error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
 	for n := uint32(64); ; n = maxGroups {
 		b := make([]byte, 4*n)
 		size := uint32(len(b))
-		_, _, e := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
-			uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(unsafe.Pointer(&size)), 0)
+		var e unix.Errno
+		err := raw.Control(func(fd uintptr) {
+			_, _, e = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+				uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(unsafe.Pointer(&size)), 0)
+		})
 		switch {
+		case err != nil:
+			return nil, err
 		case e == unix.ERANGE && n < maxGroups:
 			continue
 		case e != 0:
