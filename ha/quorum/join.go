@@ -1,0 +1,147 @@
+package quorum
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"net"
+	"time"
+)
+
+// joinRequest is what somebody with a token sends.
+type joinRequest struct {
+	secret    []byte
+	name      string
+	witness   bool
+	publicKey []byte // PKIX
+}
+
+func (j *joinRequest) appendTo(b []byte) []byte {
+	b = appendBytes(b, j.secret)
+	b = appendBytes(b, j.name)
+	b = append(b, b2u(j.witness))
+	return appendBytes(b, j.publicKey)
+}
+
+func decodeJoin(b []byte) (joinRequest, error) {
+	c := cursor{b: b}
+	j := joinRequest{c.bytes(), c.string(), c.u8() != 0, c.bytes()}
+	return j, c.end()
+}
+
+// join lets the owner of a token become a member.
+func (a *acceptor) join(conn net.Conn, b []byte) error {
+	j, err := decodeJoin(b)
+	if err != nil {
+		return err
+	}
+	if key, err := x509.ParsePKIXPublicKey(j.publicKey); err != nil {
+		return err
+	} else if _, ok := key.(ed25519.PublicKey); !ok {
+		return errors.New("the public key is not of the kind Ed25519")
+	}
+	ctx, cancel := context.WithTimeout(a.n.ctx, handshakeIn)
+	defer cancel()
+	res := a.n.change(ctx, func(c *Core) (uint64, error) { return c.Join(j.name, j.witness, sha256.Sum256(j.publicKey), j.secret) })
+	if res.Err != nil {
+		_, err := conn.Write(refusal(res.Err))
+		return err
+	}
+	var authority, signer []byte
+	var cluster uint64
+	a.n.do(func() {
+		authority, signer, cluster = a.n.core.state.authority, a.n.core.state.signer, a.n.core.state.cluster
+	})
+	cert, err := sign(authority, signer, res.Member.Number, res.Member.Name, j.publicKey)
+	if err != nil {
+		return err
+	}
+	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
+	_, err = conn.Write(frame(frameWelcome, appendBytes(appendU64(nil, cluster, res.Member.Number), cert)))
+	return err
+}
+
+// Join makes a member of this machine, with a token of the cluster. conn is with any member, and Join closes it. It can
+// be repeated, with whatever token, however it has ended: the key with which it asks is on the disk before, and who has
+// that key is the same member. ErrMember: the directory has a state already.
+func Join(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, witness bool) error {
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if _, err := fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {
+		return cmp.Or(err, ErrMember)
+	}
+	id := Identity{Name: name}
+	var public []byte
+	var err error
+	if id.Key, public, err = joiningKey(fsys); err != nil {
+		return fmt.Errorf("the key of this node cannot be kept: %w", err)
+	}
+	c := tls.Client(conn, t.tlsConfig(&id.Authority))
+	if err := c.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("the cluster cannot be joined: %w", err)
+	}
+	j := joinRequest{t.secret[:], name, witness, public}
+	if _, err := c.Write(frame(frameJoin, j.appendTo(nil))); err != nil {
+		return fmt.Errorf("the cluster cannot be joined: %w", err)
+	}
+	kind, b, err := readFrame(bufio.NewReader(c), maxGreeting)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the cluster has not answered: %w; try again, with the same token", err)
+	case kind == frameRefusal:
+		return fmt.Errorf("the cluster refuses this node: %w", decodeRefusal(b))
+	case kind != frameWelcome:
+		return fmt.Errorf("a frame of type %d came in place of an answer", kind)
+	}
+	r := cursor{b: b}
+	id.Cluster, id.Number, id.Cert = r.u64(), r.u64(), r.bytes()
+	if err := r.end(); err != nil {
+		return err
+	}
+	l, err := CreateLog(fsys, id, nil, random)
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.Close(), fsys.Remove(joiningName))
+}
+
+// joiningName is the file with the private key of a node that is about to join (PKCS #8, and its CRC32C). The log has
+// it afterwards.
+const joiningName = "joining"
+
+// joiningKey returns the key with which this machine has asked to join, or a new one, which is on the disk.
+func joiningKey(fsys FS) (private, public []byte, err error) {
+	b, err := fsys.ReadFile(joiningName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	c := cursor{b: b}
+	if private, sum := c.bytes(), c.u32(); c.end() == nil && crc32.Checksum(private, castagnoli) == sum {
+		key, err := x509.ParsePKCS8PrivateKey(private)
+		if err != nil {
+			return nil, nil, err
+		}
+		public, err = x509.MarshalPKIXPublicKey(key.(ed25519.PrivateKey).Public())
+		return private, public, err
+	}
+	if private, public, err = newKey(); err != nil {
+		return nil, nil, err
+	}
+	f, err := fsys.Create(joiningName)
+	if err != nil {
+		return nil, nil, err
+	}
+	b = binary.BigEndian.AppendUint32(appendBytes(nil, private), crc32.Checksum(private, castagnoli))
+	_, err = f.WriteAt(b, 0)
+	return private, public, errors.Join(err, f.Sync(), f.Close(), fsys.SyncDir())
+}
