@@ -5,8 +5,6 @@ package iser
 import (
 	"bytes"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,14 +30,7 @@ var fakes = map[string]fake.Config{
 // openFake opens the device of a test, which closes it, and checks at the end of the test that no object is left.
 func openFake(t *testing.T, c fake.Config) rdma.Device {
 	t.Helper()
-	c.Node = filepath.Join(t.TempDir(), "node")
-	check(t, os.Mkdir(c.Node, 0o700))
-	fake.Begin(c)
-	t.Cleanup(func() {
-		if n := fake.End(); n != 0 {
-			t.Errorf("%d objects of the libraries are left", n)
-		}
-	})
+	fake.BeginTest(t, c)
 	d, err := verbs.Open(verbs.Config{
 		Name: fake.Name, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), LingerTime: 50 * time.Millisecond,
 	})

@@ -7,9 +7,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"oneshot/ha/replica"
 )
@@ -60,7 +61,19 @@ func TestRunFence(t *testing.T) {
 		t.Errorf("of a long output %d bytes are left, error %v", len(says), err)
 	}
 	for _, how := range []string{"limit", "end of the daemon"} {
-		pid := filepath.Join(t.TempDir(), "pid")
+		pid := filepath.Join(t.TempDir(), "pid") // whoever reads it waits for who writes it
+		if err := unix.Mkfifo(pid, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		begun := make(chan struct{})
+		var child int
+		go func() {
+			defer close(begun)
+			b, err := os.ReadFile(pid)
+			if child, _ = strconv.Atoi(strings.TrimSpace(string(b))); child == 0 {
+				t.Errorf("the command says %q: %v", b, err)
+			}
+		}()
 		ctx, cancel := context.WithCancel(t.Context())
 		limit := time.Hour
 		if how == "limit" {
@@ -70,41 +83,46 @@ func TestRunFence(t *testing.T) {
 		// The limit may pass before the command has begun: then it is tried again, with more time.
 		go func() {
 			for {
-				_, err := runFence(ctx, limit, []string{"/bin/sh", "-c", `sleep 1000 & echo $! > "$0.new" && mv "$0.new" "$0"; wait`, pid})
-				if _, noPID := os.Stat(pid); noPID == nil || how != "limit" {
+				_, err := runFence(ctx, limit, []string{"/bin/sh", "-c", `sleep 1000 & echo $! > "$0"; wait`, pid})
+				select {
+				case <-begun:
 					done <- err
 					return
+				default:
 				}
 				limit *= 2
 			}
 		}()
-		var child int
-		for child == 0 {
-			b, err := os.ReadFile(pid)
-			if child, _ = strconv.Atoi(strings.TrimSpace(string(b))); child == 0 && err != nil && !errors.Is(err, os.ErrNotExist) {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Millisecond)
-		}
+		<-begun
 		if how != "limit" {
 			cancel()
 		}
 		if err := <-done; err == nil || errors.Is(err, context.DeadlineExceeded) != (how == "limit") {
 			t.Errorf("%s: it ends with %v", how, err)
 		}
-		for !ended(child) {
-			time.Sleep(time.Millisecond)
-		}
+		awaitExit(t, child)
 		cancel()
 	}
 }
 
-// ended says whether a process runs no more. Nobody may have waited for it yet.
-func ended(pid int) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || os.IsNotExist(err)
+// awaitExit waits until a process runs no more. Nobody may have waited for it yet.
+func awaitExit(t *testing.T, pid int) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return
 	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return strings.HasPrefix(rest, "Z")
+	for err == nil {
+		var n int
+		if n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); n == 1 {
+			err = unix.Close(fd)
+			break
+		}
+		if errors.Is(err, unix.EINTR) {
+			err = nil
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }

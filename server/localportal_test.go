@@ -14,14 +14,7 @@ import (
 )
 
 // localText serves the partitions of a file store to programs of this machine.
-const localText = `
-stores: {disk: {type: file, path: disk.img, size: 32MiB, partitioned: true}}
-targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {}}]
-portals:
-  - {listen: "127.0.0.1:0"}
-  - {transport: local, listen: rdma.sock, serve: partitions}
-management: {socket: m}
-`
+var localText = strings.Replace(portalText, `{transport: iwarp, listen: "127.0.0.1:0", serve: partitions, clients: {db1: "the secret of db1"}}`, "{transport: local, listen: rdma.sock, serve: partitions}", 1)
 
 // withoutLocal is localText without the portal for programs.
 var withoutLocal = strings.Replace(localText, "  - {transport: local, listen: rdma.sock, serve: partitions}\n", "", 1)

@@ -14,7 +14,6 @@ import (
 
 	"oneshot/config"
 	"oneshot/ha/quorum"
-	"oneshot/ha/replica"
 	"oneshot/mgmt"
 	"oneshot/volume/access"
 )
@@ -234,10 +233,7 @@ func TestPortalsOfOthersComeAndGo(t *testing.T) {
 	).Replace(text)
 	s := newServer(t, on(text))
 	defer shutdown(t, s)
-	m := s.mirrors()[0]
-	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
-		t.Fatal(err)
-	}
+	m := primary(t, s)
 	state := func(group uint16) access.GroupState {
 		s.mu.Lock()
 		defer s.mu.Unlock()

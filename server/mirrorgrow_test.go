@@ -35,6 +35,16 @@ func (s *slowCopy) Submit(op *backend.Op) bool {
 	return s.Store.Submit(op)
 }
 
+// primary returns the mirror of a server when its node is the primary.
+func primary(t *testing.T, s *Server) *mirrored {
+	t.Helper()
+	m := s.mirrors()[0]
+	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // mirrorOn is clusterOn with a mirror.
 func mirrorOn(t *testing.T) (text string, on func(text string) *config.Config) {
 	t.Helper()
@@ -50,10 +60,7 @@ func mirrorOn(t *testing.T) (text string, on func(text string) *config.Config) {
 func TestRoomOfAClosedCopy(t *testing.T) {
 	text, on := mirrorOn(t)
 	s := newServer(t, on(text))
-	m := s.mirrors()[0]
-	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
-		t.Fatal(err)
-	}
+	m := primary(t, s)
 	slow := &slowCopy{began: make(chan struct{}, 100), goOn: make(chan struct{})}
 	m.sizing.mu.Lock()
 	slow.Store, m.copied = m.copied, slow

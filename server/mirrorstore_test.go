@@ -11,7 +11,6 @@ import (
 	"oneshot/backend/memory"
 	"oneshot/config"
 	"oneshot/ha/quorum"
-	"oneshot/ha/replica"
 )
 
 // TestBeginsWithASmallCopy: a mirror does not begin with a size that its first copy does not have. Nodes agree on no size then, for it would stay, and
@@ -53,10 +52,7 @@ func TestBeginsWithASmallCopy(t *testing.T) {
 func TestCopyIsNoOrdinaryStore(t *testing.T) {
 	text, on := mirrorOn(t)
 	s := newServer(t, on(text))
-	m := s.mirrors()[0]
-	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
-		t.Fatal(err)
-	}
+	primary(t, s)
 	as := func(store string) *config.Config {
 		return on(strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", store, "{iqn:", "{node: a, iqn:").Replace(text))
 	}

@@ -4,8 +4,6 @@ package server
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"testing"
@@ -26,11 +24,7 @@ func TestPollingIsSwitchedOff(t *testing.T) {
 	needed := most
 	for _, on := range []bool{true, false} {
 		t.Run(fmt.Sprint(on), func(t *testing.T) {
-			node := filepath.Join(t.TempDir(), "node")
-			if err := os.Mkdir(node, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			fake.Begin(fake.Config{Node: node})
+			fake.BeginTest(t, fake.Config{})
 			r := serve(t, fmt.Sprintf(`
 stores: {d: {type: memory, size: 16MiB}}
 targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]
@@ -66,11 +60,7 @@ limits: {memory: 64MiB}
 
 // TestDeviceIsNamed: a portal uses the device that the configuration names, and no other; one that names none uses what there is.
 func TestDeviceIsNamed(t *testing.T) {
-	node := filepath.Join(t.TempDir(), "node")
-	if err := os.Mkdir(node, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	fake.Begin(fake.Config{Node: node})
+	fake.BeginTest(t, fake.Config{})
 	r := serve(t, `
 stores: {d: {type: memory, size: 16MiB}}
 targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]

@@ -41,14 +41,7 @@ func TestPartitionLocal(t *testing.T) {
 	_, db := startLocal(t)
 	t.Setenv(envPartitionUser, "db1")
 	t.Setenv(envPartitionSecret, partitionSecret)
-	good := func(in string, args ...string) string {
-		t.Helper()
-		status, out, bad := call(t, in, append([]string{"partition"}, args...)...)
-		if status != 0 {
-			t.Fatalf("%q: status %d, %s", args, status, bad)
-		}
-		return out
-	}
+	good := succeeds(t, "partition")
 	if out := good("", "ls", strings.Replace(db, "/disk/db", "", 1)); !strings.Contains(out, "disk/db ") || !strings.Contains(out, "  rwfad   medium") {
 		t.Errorf("the list is %s", out)
 	}

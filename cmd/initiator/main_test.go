@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,6 +40,18 @@ func call(t *testing.T, in string, args ...string) (int, string, string) {
 	var out, bad bytes.Buffer
 	status := run(t.Context(), "initiator", args, strings.NewReader(in), &out, &bad)
 	return status, out.String(), bad.String()
+}
+
+// succeeds returns call for a command that begins with these words and has to succeed: it returns what that prints.
+func succeeds(t *testing.T, first ...string) func(in string, args ...string) string {
+	return func(in string, args ...string) string {
+		t.Helper()
+		status, out, bad := call(t, in, slices.Concat(first, args)...)
+		if status != 0 {
+			t.Fatalf("%q: status %d, %s", args, status, bad)
+		}
+		return out
+	}
 }
 
 func TestCommands(t *testing.T) {

@@ -43,14 +43,7 @@ func TestPartitionNIC(t *testing.T) {
 	t.Setenv(envPartitionUser, "db1")
 	t.Setenv(envPartitionSecret, partitionSecret)
 	socket, _ := serveCard(t)
-	good := func(in string, args ...string) string {
-		t.Helper()
-		status, out, bad := call(t, in, append([]string{"partition", "--nic", socket}, args...)...)
-		if status != 0 {
-			t.Fatalf("%q: status %d, %s", args, status, bad)
-		}
-		return out
-	}
+	good := succeeds(t, "partition", "--nic", socket)
 	if out := good("", "ls", at); !strings.Contains(out, "disk/db ") || !strings.Contains(out, "disk/own ") {
 		t.Errorf("the list is %s", out)
 	}

@@ -29,14 +29,7 @@ portals:
 func TestObject(t *testing.T) {
 	tg := targettest.Start(t, heapStores+heapPortal)
 	at := tg.Portals[1]
-	good := func(in string, args ...string) string {
-		t.Helper()
-		status, out, bad := call(t, in, append([]string{"object"}, args...)...)
-		if status != 0 {
-			t.Fatalf("%q: status %d, %s", args, status, bad)
-		}
-		return out
-	}
+	good := succeeds(t, "object")
 	wrong := func(want string, args ...string) {
 		t.Helper()
 		status, out, bad := call(t, "x", append([]string{"object"}, args...)...)

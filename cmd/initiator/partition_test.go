@@ -34,14 +34,7 @@ portals:
 
 func TestPartition(t *testing.T) {
 	at := startDivided(t)
-	good := func(in string, args ...string) string {
-		t.Helper()
-		status, out, bad := call(t, in, append([]string{"partition"}, args...)...)
-		if status != 0 {
-			t.Fatalf("%q: status %d, %s", args, status, bad)
-		}
-		return out
-	}
+	good := succeeds(t, "partition")
 	if out := good("", "ls", at); !strings.Contains(out, "disk/db    8MiB  ") || !strings.Contains(out, "  r       none") || strings.Contains(out, "disk/own") {
 		t.Errorf("anybody is shown %s", out)
 	}

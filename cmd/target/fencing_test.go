@@ -39,7 +39,7 @@ func TestMirrorFencing(t *testing.T) {
 	}
 	lost := s.loses(s.kill, func(name string) { s.start(name) })
 	l.more(50)
-	pid := s.wasFenced(fenced, lost)
+	pid := s.wasFenced(fenced, lost, l)
 	s.start(lost)
 	s.level("w")
 	l.end()
@@ -51,8 +51,8 @@ func TestMirrorFencing(t *testing.T) {
 	s.stop("w")
 }
 
-// wasFenced waits until a node was fenced, and returns the process of the command.
-func (s *site) wasFenced(path, node string) (pid int) {
+// wasFenced waits until a node was fenced, while hosts go on, and returns the process of the command.
+func (s *site) wasFenced(path, node string, l *load) (pid int) {
 	s.t.Helper()
 	want := " " + node + " disk by-" + node + "\n"
 	for {
@@ -70,6 +70,6 @@ func (s *site) wasFenced(path, node string) (pid int) {
 		if pid != 0 {
 			return pid
 		}
-		time.Sleep(20 * time.Millisecond)
+		l.more(1)
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -39,14 +37,7 @@ func overFake(t *testing.T, c fake.Config) rdma.Device {
 	t.Helper()
 	if begun != t {
 		begun = t
-		c.Node = filepath.Join(t.TempDir(), "node")
-		check(t, os.Mkdir(c.Node, 0o700))
-		fake.Begin(c)
-		t.Cleanup(func() {
-			if n := fake.End(); n != 0 {
-				t.Errorf("%d objects of the libraries are left", n)
-			}
-		})
+		fake.BeginTest(t, c)
 	}
 	d, err := verbs.Open(verbs.Config{Name: fake.Name, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), LingerTime: time.Hour})
 	check(t, err)

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -231,11 +230,8 @@ func TestCrowd(t *testing.T) {
 		b.must(c.Close())
 	}
 	c := b.client()
-	for { // the places are free when the keeper has noticed
-		if _, _, err := c.ask(&request{Op: opHello}); err == nil {
-			return
-		}
-		time.Sleep(time.Millisecond)
+	for err := errors.New("not asked yet"); err != nil; { // the places are free when the keeper has noticed
+		_, _, err = c.ask(&request{Op: opHello})
 	}
 }
 

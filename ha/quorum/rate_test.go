@@ -74,7 +74,7 @@ func TestClocksAgree(t *testing.T) {
 		l := newLab(t)
 		defer l.close()
 		l.three()
-		time.Sleep(10 * time.Minute)
+		time.Sleep((ratesKept + 2) * time.Minute)
 		if s := l.nodes["a"].Status(); len(s.Clocks) != 0 {
 			t.Errorf("clocks differ: %v", s.Clocks)
 		}

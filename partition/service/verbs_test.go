@@ -4,8 +4,6 @@ package service_test
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 	"unsafe"
@@ -26,14 +24,7 @@ func init() { fake.Install() }
 // newSiwBench serves over a device that does what siw does.
 func newSiwBench(t *testing.T) *bench {
 	t.Helper()
-	node := filepath.Join(t.TempDir(), "node")
-	check(t, os.Mkdir(node, 0o700))
-	fake.Begin(fake.Config{Node: node, IWARP: true, Siw: true})
-	t.Cleanup(func() {
-		if n := fake.End(); n != 0 {
-			t.Errorf("%d objects of the libraries are left", n)
-		}
-	})
+	fake.BeginTest(t, fake.Config{IWARP: true, Siw: true})
 	d, err := verbs.Open(verbs.Config{Name: fake.Name, LingerTime: 50 * time.Millisecond})
 	check(t, err)
 	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1), wire: d}

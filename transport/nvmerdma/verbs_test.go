@@ -4,8 +4,6 @@ package nvmerdma
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -23,9 +21,7 @@ func init() {
 		"InfiniBand": {}, "InfiniBand, cleans": {Clean: true}, "iWARP card": {IWARP: true}, "siw": {IWARP: true, Siw: true},
 	} {
 		devices[name] = deviceKind{"127.0.0.1:0", func(t testing.TB) rdma.Device {
-			c.Node = filepath.Join(t.TempDir(), "node")
-			check(t, os.Mkdir(c.Node, 0o700))
-			verbsfake.Begin(c)
+			verbsfake.BeginTest(t, c)
 			d, err := verbs.Open(verbs.Config{Name: verbsfake.Name, LingerTime: 50 * time.Millisecond})
 			check(t, err)
 			return d

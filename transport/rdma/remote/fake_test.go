@@ -4,8 +4,6 @@ package remote_test
 
 import (
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -22,14 +20,7 @@ func init() { fake.Install() }
 // newFake opens the device of a test, at which both ends are.
 func newFake(t testing.TB, c fake.Config) rdma.Device {
 	t.Helper()
-	c.Node = filepath.Join(t.TempDir(), "node")
-	check(t, os.Mkdir(c.Node, 0o700))
-	fake.Begin(c)
-	t.Cleanup(func() {
-		if n := fake.End(); n != 0 {
-			t.Errorf("%d objects of the libraries are left", n)
-		}
-	})
+	fake.BeginTest(t, c)
 	d, err := verbs.Open(verbs.Config{Name: fake.Name, LingerTime: time.Second, Logger: slog.New(slog.DiscardHandler)})
 	check(t, err)
 	t.Cleanup(func() { check(t, d.Close()) })

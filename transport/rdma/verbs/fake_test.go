@@ -4,8 +4,6 @@ package verbs
 
 import (
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -25,21 +23,6 @@ func TestMain(m *testing.M) {
 }
 
 const listenAt = "127.0.0.1:0"
-
-// begin configures the device of a test, and checks at the end of the test that no object is left.
-func begin(t *testing.T, c fake.Config) {
-	t.Helper()
-	c.Node = filepath.Join(t.TempDir(), "node")
-	if err := os.Mkdir(c.Node, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	fake.Begin(c)
-	t.Cleanup(func() {
-		if n := fake.End(); n != 0 {
-			t.Errorf("%d objects of the libraries are left", n)
-		}
-	})
-}
 
 // openFake opens the device of a test until it ends.
 func openFake(t *testing.T, c Config) *Device {
@@ -73,7 +56,7 @@ var kinds = map[string]fake.Config{
 func TestSuite(t *testing.T) {
 	for name, c := range kinds {
 		t.Run(name, func(t *testing.T) {
-			begin(t, c)
+			fake.BeginTest(t, c)
 			rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
 				d := openFake(t, Config{})
 				p := rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw, ReadRights: c.Siw}}

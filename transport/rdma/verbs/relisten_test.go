@@ -37,7 +37,7 @@ func newDeaf(t *testing.T) *deaf {
 	socket, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
 	t.Cleanup(func() { _ = socket.Close() })
-	begin(t, fake.Config{IWARP: true, Siw: true})
+	fake.BeginTest(t, fake.Config{IWARP: true, Siw: true})
 	dev := openFake(t, Config{})
 	l, err := dev.Listen(socket.Addr().String())
 	check(t, err)
@@ -332,7 +332,7 @@ func TestGuardAddresses(t *testing.T) {
 		t.Errorf("%+v without a GID", i)
 	}
 
-	begin(t, fake.Config{IWARP: true, Siw: true})
+	fake.BeginTest(t, fake.Config{IWARP: true, Siw: true})
 	d := openFake(t, Config{})
 	if g := d.newGuard(&net.TCPAddr{IP: net.IPv6unspecified, Port: 1}); g != nil {
 		t.Error("a guard of a device without a network interface")

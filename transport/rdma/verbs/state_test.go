@@ -149,7 +149,7 @@ func (s *side) post(ws ...rdma.Work) {
 func TestReadsOvertaken(t *testing.T) {
 	for name, signaled := range map[string]rdma.Flags{"signalled": rdma.Signaled, "unsignalled": 0} {
 		t.Run(name, func(t *testing.T) {
-			begin(t, fake.Config{IWARP: true, Siw: true, LateReads: true})
+			fake.BeginTest(t, fake.Config{IWARP: true, Siw: true, LateReads: true})
 			client, server := join(t, openFake(t, Config{}))
 			for i := range server.mem.Bytes() {
 				server.mem.Bytes()[i] = 7
@@ -196,7 +196,7 @@ func TestUnansweredReads(t *testing.T) {
 	for kind, c := range kinds {
 		for name, end := range endings {
 			t.Run(kind+"/"+name, func(t *testing.T) {
-				begin(t, c)
+				fake.BeginTest(t, c)
 				d := openFake(t, Config{LingerTime: 20 * time.Millisecond})
 				server, client := join(t, d) // in this order, so that the client's queue pair is the one made last
 				fake.Hold()
@@ -237,7 +237,7 @@ func TestDoorbellFails(t *testing.T) {
 	for kind, c := range kinds {
 		for name, reason := range map[string]error{"disconnected": syscall.ENOTCONN, "broken": syscall.EIO} {
 			t.Run(kind+"/"+name, func(t *testing.T) {
-				begin(t, c)
+				fake.BeginTest(t, c)
 				d := openFake(t, Config{LingerTime: 20 * time.Millisecond})
 				server, client := join(t, d)
 				fake.Hold()
@@ -268,7 +268,7 @@ func TestPartOfABatch(t *testing.T) {
 	for kind, c := range kinds {
 		for after := range 5 {
 			t.Run(fmt.Sprint(kind, " ", after), func(t *testing.T) {
-				begin(t, c)
+				fake.BeginTest(t, c)
 				client, server := join(t, openFake(t, Config{}))
 				receives := make([]rdma.Receive, 5)
 				for i := range receives {
@@ -315,7 +315,7 @@ func TestPartOfABatch(t *testing.T) {
 func TestWindowsRefused(t *testing.T) {
 	for kind, c := range kinds {
 		t.Run(kind, func(t *testing.T) {
-			begin(t, c)
+			fake.BeginTest(t, c)
 			d := openFake(t, Config{})
 			if !d.Limits().Windows {
 				return
@@ -355,7 +355,7 @@ func TestReceivesAreCounted(t *testing.T) {
 
 func receivesAreCounted(t *testing.T, kind fake.Config) {
 	const depth = 16
-	begin(t, kind)
+	fake.BeginTest(t, kind)
 	d := openFake(t, Config{})
 	owner := newSide(t, d)
 	q, err := d.NewReceiveQueue(owner.dom, depth)
@@ -418,7 +418,7 @@ func TestSharedReceivesAreKept(t *testing.T) {
 		}
 		for name, end := range endings {
 			t.Run(kind+"/"+name, func(t *testing.T) {
-				begin(t, c)
+				fake.BeginTest(t, c)
 				d := openFake(t, Config{LingerTime: 2 * time.Second})
 				owner := newSide(t, d)
 				q, err := d.NewReceiveQueue(owner.dom, depth)
@@ -478,7 +478,7 @@ func TestCallsFail(t *testing.T) {
 		}
 	}
 	t.Run("Open", func(t *testing.T) {
-		begin(t, fake.Config{})
+		fake.BeginTest(t, fake.Config{})
 		for _, call := range []string{
 			"ibv_get_device_list", "ibv_open_device", "ibv_query_device", "ibv_query_port", "ibv_alloc_pd", "ibv_create_cq", "ibv_create_qp",
 			"rdma_create_event_channel",
@@ -497,7 +497,7 @@ func TestCallsFail(t *testing.T) {
 	})
 	for kind, c := range kinds {
 		t.Run(kind, func(t *testing.T) {
-			begin(t, c)
+			fake.BeginTest(t, c)
 			d := openFake(t, Config{})
 			s := newSide(t, d)
 			try(t, "ibv_alloc_pd", func() error { _, err := d.NewDomain(); return err })
@@ -560,7 +560,7 @@ func TestCallsFail(t *testing.T) {
 
 // TestFailsWithoutReason: siw's library may fail to make a queue without setting errno. That is an error nevertheless.
 func TestFailsWithoutReason(t *testing.T) {
-	begin(t, kinds["siw"])
+	fake.BeginTest(t, kinds["siw"])
 	d := openFake(t, Config{})
 	s := newSide(t, d)
 	for call, do := range map[string]func() error{
@@ -581,7 +581,7 @@ func TestFailsWithoutReason(t *testing.T) {
 // TestPortTaken: the connection manager draws a port that some TCP socket has, which siw says when it connects. Another
 // port is drawn, and the queue pair is connected.
 func TestPortTaken(t *testing.T) {
-	begin(t, kinds["siw"])
+	fake.BeginTest(t, kinds["siw"])
 	d := openFake(t, Config{})
 	l, err := d.Listen(listenAt)
 	check(t, err)
@@ -616,7 +616,7 @@ func TestLost(t *testing.T) {
 		"all at once, and twice": func(d *Device) { fake.Async(evDeviceFatal); _ = os.Remove(d.node); fake.Removal(); fake.Removal() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			begin(t, fake.Config{})
+			fake.BeginTest(t, fake.Config{})
 			var mu sync.Mutex
 			var times int
 			lost := make(chan error, 8)
@@ -677,7 +677,7 @@ func TestEndsWhileMade(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			begin(t, fake.Config{})
+			fake.BeginTest(t, fake.Config{})
 			d := openFake(t, Config{})
 			far := d
 			if name == "device" { // only that of the server goes
@@ -705,7 +705,7 @@ func TestEndsWhileMade(t *testing.T) {
 
 // TestQueuePairEvent: an asynchronous event of one queue pair ends only that queue pair.
 func TestQueuePairEvent(t *testing.T) {
-	begin(t, fake.Config{})
+	fake.BeginTest(t, fake.Config{})
 	d := openFake(t, Config{})
 	first, _ := join(t, d)
 	_, second := join(t, d) // made last
@@ -726,7 +726,7 @@ func TestReasonOfOffence(t *testing.T) {
 	for kind, c := range kinds {
 		for _, first := range []string{"completion", "event or end"} {
 			t.Run(kind+"/"+first, func(t *testing.T) {
-				begin(t, c)
+				fake.BeginTest(t, c)
 				d := openFake(t, Config{})
 				client, server := join(t, d)
 				_, err := server.qp.PostReceive([]rdma.Receive{{ID: 1, SGL: server.sge(0, 8)}})
@@ -770,7 +770,7 @@ func TestPeerEnded(t *testing.T) {
 			"aborts": func(q rdma.QueuePair) { q.Abort(nil) }, "disconnects": func(q rdma.QueuePair) { q.Disconnect() },
 		} {
 			t.Run(kind+"/"+name, func(t *testing.T) {
-				begin(t, c)
+				fake.BeginTest(t, c)
 				client, server := join(t, openFake(t, Config{LingerTime: time.Millisecond})) // the client waits for the peer in vain
 				q := server.qp.(rdma.PeerEnder)
 				if q.PeerEnded() {
@@ -797,7 +797,7 @@ func TestPeerEnded(t *testing.T) {
 func TestDisconnectWaits(t *testing.T) {
 	for kind, c := range kinds {
 		t.Run(kind+"/in time", func(t *testing.T) {
-			begin(t, c)
+			fake.BeginTest(t, c)
 			client, server := join(t, openFake(t, Config{}))
 			fake.Hold()
 			client.post(client.work(rdma.OpWrite, 1, 0, server, 100))
@@ -812,7 +812,7 @@ func TestDisconnectWaits(t *testing.T) {
 			}
 		})
 		t.Run(kind+"/late", func(t *testing.T) {
-			begin(t, c)
+			fake.BeginTest(t, c)
 			client, server := join(t, openFake(t, Config{LingerTime: time.Millisecond}))
 			fake.Hold()
 			client.post(client.work(rdma.OpWrite, 1, rdma.Signaled, server, 100))
@@ -828,7 +828,7 @@ func TestDisconnectWaits(t *testing.T) {
 // TestLastReceiveUntold: a device does not say that a queue pair has taken its last shared receive. The connection ends
 // after LingerTime, and the log says what may be lost.
 func TestLastReceiveUntold(t *testing.T) {
-	begin(t, fake.Config{LateFlush: true})
+	fake.BeginTest(t, fake.Config{LateFlush: true})
 	d := openFake(t, Config{LingerTime: time.Millisecond})
 	var log bytes.Buffer // written to before Disconnected is called
 	d.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -856,7 +856,7 @@ func TestPolling(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // with one nobody polls
 	for _, on := range []bool{true, false} {
 		t.Run(fmt.Sprint(on), func(t *testing.T) {
-			begin(t, fake.Config{})
+			fake.BeginTest(t, fake.Config{})
 			d := openFake(t, Config{Spin: 20 * time.Millisecond})
 			SetPolling(d, on)
 			client, server := join(t, d)
@@ -883,7 +883,7 @@ func TestPolling(t *testing.T) {
 
 // TestMostProcessorsAreLeft: at most half of the processors poll.
 func TestMostProcessorsAreLeft(t *testing.T) {
-	begin(t, fake.Config{})
+	fake.BeginTest(t, fake.Config{})
 	d := openFake(t, Config{Spin: time.Hour})
 	c, err := d.NewCompletionQueue(4, nil)
 	check(t, err)
@@ -897,7 +897,7 @@ func TestMostProcessorsAreLeft(t *testing.T) {
 
 // TestInUse: objects that are in use cannot be closed.
 func TestInUse(t *testing.T) {
-	begin(t, fake.Config{})
+	fake.BeginTest(t, fake.Config{})
 	d := openFake(t, Config{})
 	s := newSide(t, d)
 	q, err := d.NewReceiveQueue(s.dom, 4)

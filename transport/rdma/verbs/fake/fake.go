@@ -12,7 +12,10 @@ import "C"
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"syscall"
+	"testing"
 	"unsafe"
 
 	"oneshot/transport/rdma/verbs/internal/finder"
@@ -64,6 +67,21 @@ func Begin(c Config) {
 		max_work: 4096, max_sge: 6, max_inline: 80,
 	}
 	C.fake_begin(&f)
+}
+
+// BeginTest is Begin for a test, with a Node of its own. When the test is over no object of the libraries may be left.
+func BeginTest(t testing.TB, c Config) {
+	t.Helper()
+	c.Node = filepath.Join(t.TempDir(), "node")
+	if err := os.Mkdir(c.Node, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	Begin(c)
+	t.Cleanup(func() {
+		if n := End(); n != 0 {
+			t.Errorf("%d objects of the libraries are left", n)
+		}
+	})
 }
 
 // Fail makes the calls of a function fail, after some calls that succeed; with a nil err they succeed again. Besides the
