@@ -5,9 +5,9 @@ import (
 	"net"
 	"unsafe"
 
-	"oneshot/internal/peercred"
-
 	"golang.org/x/sys/unix"
+
+	"oneshot/internal/peercred"
 )
 
 // Peer is the process of a program, as the kernel says (SO_PEERCRED, SO_PEERGROUPS: socket(7)): as it was when it connected.
