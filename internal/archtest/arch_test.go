@@ -75,7 +75,7 @@ var rules = []rule{
 	// The edge of a mirror: its core with a store, a network and a clock.
 	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
 	{pkg: "ha/front"},
-	{pkg: "ha/keeper", may: []string{"ha/front", "internal/loglimit"}, not: []string{"net/http"}},
+	{pkg: "ha/keeper", may: []string{"ha/front", "internal/loglimit", "internal/peercred"}, not: []string{"net/http"}},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// A heap is a step function and an edge, which works on a store; who uses one shares its wire with it, and nothing else.
 	{pkg: "ha/heap/wire", not: sockets},
@@ -105,7 +105,7 @@ var rules = []rule{
 	// The driver and the card know each other by what they share, and by nothing else.
 	{pkg: "transport/rdma/nic", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/nic/shm", "internal/ring"}},
 	{pkg: "transport/rdma/nic/shm", may: []string{"transport/rdma"}},
-	{pkg: "transport/rdma/nic/card", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/iwarp", "transport/rdma/nic/shm"}, tests: []string{"transport/rdma/local"}},
+	{pkg: "transport/rdma/nic/card", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/iwarp", "transport/rdma/nic/shm", "internal/peercred"}, tests: []string{"transport/rdma/local"}},
 	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "internal/rounds", "mem"}},
 	{pkg: "transport/rdma/verbs/internal/finder"},
 	{pkg: "transport/rdma/verbs/fake", may: []string{"transport/rdma/verbs/internal/finder"}}, // stands for libibverbs and librdmacm in tests
@@ -120,7 +120,7 @@ var rules = []rule{
 	{pkg: "config/configtest", may: []string{"config"}},
 	{pkg: "config/migrate", may: []string{"config"}},
 	{pkg: "isns"},
-	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
+	{pkg: "mgmt", may: []string{"internal/peercred"}}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
 		"config", "mgmt", "isns", "ha/quorum", "ha/fabric", "ha/mirror", "ha/replica", "ha/reservations", "ha/front", "ha/keeper", "ha/heap", "ha/heap/service", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvme/auth", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
 	}},
