@@ -92,7 +92,7 @@ type pair struct {
 	shared   bool
 	consumed atomic.Uint32 // requests that the device has
 
-	done   uint32 // as told to the program; guarded by outMu
+	done   uint32 // requests of which the program can know that they are done: by their count, or by a completion that was put; guarded by outMu
 	stale  bool   // it is among client.touched; guarded by outMu
 	closed bool   // its queues are gone; guarded by outMu
 

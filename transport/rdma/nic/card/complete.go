@@ -23,8 +23,7 @@ func (c *client) drain() {
 			break
 		}
 		for _, s := range c.snaps {
-			if int32(s.done-s.p.done) > 0 && !s.p.closed {
-				s.p.done = s.done
+			if s.p.isDone(s.done) && !s.p.closed {
 				s.p.sq.mem.Done.Store(s.done)
 			}
 		}
@@ -98,11 +97,23 @@ func (c *client) room() int {
 func (c *client) completion(x *rdma.Completion) {
 	p := x.QueuePair.Context().(*pair)
 	c.touch(p)
+	if x.Op != rdma.OpReceive {
+		p.isDone(uint32(x.ID) + 1)
+	}
 	c.ctl.Put(c.tail, &shm.Completion{
 		Kind: shm.KindCompletion, Op: uint8(x.Op), Status: uint8(x.Status), Flags: uint8(x.Flags), QueuePair: p.number,
 		Token: x.ID, STag: uint32(x.STag), Bytes: uint32(x.Bytes),
 	})
 	c.tail++
+}
+
+// isDone notes that the program can know of so many requests that they are done, and reports whether that is news. outMu is held.
+func (p *pair) isDone(n uint32) bool {
+	if int32(n-p.done) <= 0 {
+		return false
+	}
+	p.done = n
+	return true
 }
 
 // touch notes that requests of p may be done. outMu is held.

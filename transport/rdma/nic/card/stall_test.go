@@ -1,6 +1,7 @@
 package card
 
 import (
+	"runtime"
 	"testing"
 
 	"oneshot/transport/rdma"
@@ -32,6 +33,47 @@ func TestRequestsBounded(t *testing.T) {
 	}
 }
 
+// take takes all completions that there are.
+func (p *program) take() { p.ctl.CompletionHead.Store(p.ctl.CompletionTail.Load()) }
+
+// Who takes all completions may post on, also behind the end of the connection, of which it has not heard yet: the device gets none of that.
+func TestRequestsAfterTheEnd(t *testing.T) {
+	p := newProgram(t, true, true)
+	defer p.close()
+	x := p.pair(first)
+	x.qp.Abort(nil)
+	for isOver := false; !isOver; runtime.Gosched() {
+		p.c.mu.Lock()
+		isOver = x.over
+		p.c.mu.Unlock()
+	}
+	for range 10 {
+		p.writes(first)
+		p.c.drain()
+		p.take()
+	}
+	if p.c.gone.Load() {
+		t.Error("it is turned out: ", p.c.why)
+	}
+}
+
+// Who has taken completions from a ring that was full may post as many requests, though the card has not looked at that yet.
+func TestRingWasFull(t *testing.T) {
+	p := newProgram(t, true, true)
+	defer p.close()
+	for n := uint32(0); n < shm.Completions; {
+		p.writes(first)
+		for n += p.queues[first].Slots(); p.ctl.CompletionTail.Load()-p.ctl.CompletionHead.Load() < min(n, shm.Completions); {
+			runtime.Gosched()
+		}
+	}
+	p.take()
+	p.writes(first)
+	if p.c.gone.Load() {
+		t.Error("it is turned out: ", p.c.why)
+	}
+}
+
 // What queue pairs have left that are closed counts as long as the program does not take it. When it has, there is room again.
 func TestClosedBounded(t *testing.T) {
 	p := newProgram(t, true, true)
@@ -52,7 +94,7 @@ func TestClosedBounded(t *testing.T) {
 		t.Fatal("it is turned out: ", p.c.why)
 	}
 	for range 10 * shm.Completions / itsDepth {
-		p.ctl.CompletionHead.Store(p.ctl.CompletionTail.Load())
+		p.take()
 		p.c.drain()
 	}
 	check(t, p.newPairs())

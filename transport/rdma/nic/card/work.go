@@ -27,9 +27,9 @@ func (c *client) consume(q *queue) {
 		c.lie("%d requests in a queue of %d", n, q.mem.Slots())
 		return
 	}
-	if p := q.pair; n > 0 && p != nil && p.sq == q {
+	if p := q.pair; n > 0 && p != nil && p.sq == q && !p.over { // of what comes after the end the device gets nothing
 		c.outMu.Lock()
-		undone := q.head + n - p.done
+		undone := p.consumed.Load() + n - p.done
 		c.outMu.Unlock()
 		if undone > q.mem.Slots() { // so no more completions wait for room than there are slots
 			c.lie("%d requests that it does not know to be done, in a queue of %d", undone, q.mem.Slots())
