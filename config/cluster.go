@@ -226,7 +226,7 @@ func (d *decoder) keeper(v value, k *ClusterKeeper) {
 		return
 	}
 	k.Socket = DefaultKeeperSocket
-	d.socketPath(o.take("socket"), &k.Socket)
+	d.socketPath(o.take("socket"), &k.Socket, DefaultKeeperSocket)
 	if watchdog := o.take("watchdog"); set(watchdog, &k.Watchdog, "the path of a device such as /dev/watchdog", parsePath) && !filepath.IsAbs(k.Watchdog) {
 		watchdog.errorf("watchdog: %q is not the path of a device: write one such as /dev/watchdog", k.Watchdog)
 	}

@@ -90,7 +90,7 @@ func (d *decoder) management(v value, m *Management) {
 		return
 	}
 	socket := o.take("socket")
-	if d.socketPath(socket, &m.Socket) {
+	if d.socketPath(socket, &m.Socket, DefaultSocket) {
 		m.Pos = socket.pos()
 	} else if !o.has("socket") {
 		d.errorf(v.at, "management has no socket: add socket: %s", DefaultSocket)
@@ -98,14 +98,19 @@ func (d *decoder) management(v value, m *Management) {
 	o.done()
 }
 
-// socketPath reads the path of a unix socket.
-func (d *decoder) socketPath(v value, path *string) bool {
+// socketPath reads the path of a unix socket, and says whether there is a good one. usual is one.
+func (d *decoder) socketPath(v value, path *string, usual string) bool {
 	if !set(v, path, "the path of a socket", parsePath) {
+		return false
+	}
+	if _, err := parseListen(*path); err == nil {
+		v.errorf("%q is an address of the network, and this is a unix socket: write a path such as %s", *path, usual)
 		return false
 	}
 	*path = resolvePath(d.src.file, *path)
 	if len(*path) > maxSocketPath {
 		v.errorf("the path %s has %d bytes: that of a unix socket has at most %d", *path, len(*path), maxSocketPath)
+		return false
 	}
 	return true
 }

@@ -295,15 +295,11 @@ func (d *decoder) socket(v value, given bool, p *Portal) bool {
 		p.Socket = DefaultPartitionSocket
 		return true
 	}
-	ok := set(v, &p.Socket, "the path of a socket", parsePath)
-	if ok {
-		p.Pos, p.Socket = v.pos(), resolvePath(d.src.file, p.Socket)
+	if !d.socketPath(v, &p.Socket, DefaultPartitionSocket) {
+		return false
 	}
-	if len(p.Socket) > maxSocketPath {
-		v.errorf("the path %s has %d bytes: that of a unix socket has at most %d", p.Socket, len(p.Socket), maxSocketPath)
-		ok = false
-	}
-	return ok
+	p.Pos = v.pos()
+	return true
 }
 
 // moving reads mirror: disk1, and interface: eth0.
