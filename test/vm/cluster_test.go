@@ -214,6 +214,19 @@ func (c *cluster) settled() (primary string) {
 	return primary
 }
 
+// awaitServing reads what a daemon in a guest says, until it serves.
+func awaitServing(t *testing.T, daemon *command) {
+	t.Helper()
+	var said strings.Builder
+	for line := range daemon.Lines {
+		if strings.HasPrefix(line, "serving ") {
+			return
+		}
+		said.WriteString(line + "\n")
+	}
+	t.Fatalf("the daemon ends with %d:\n%s", daemon.Exit, said.String())
+}
+
 // local is a node that is a process of the host.
 type local struct {
 	t      *testing.T

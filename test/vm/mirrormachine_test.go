@@ -127,6 +127,7 @@ func (n *machineNode) path(file string) string { return "/node/" + file }
 func (n *machineNode) write(file, text string) {
 	n.t.Helper()
 	n.guest.run(n.t, "@write", n.path(file), text)
+	n.guest.run(n.t, "@sync") // it outlives a power cut
 }
 
 func (n *machineNode) run(args ...string) (string, error) {
@@ -141,12 +142,7 @@ func (n *machineNode) run(args ...string) (string, error) {
 func (n *machineNode) serve(args ...string) {
 	n.t.Helper()
 	n.daemon = n.guest.start(n.t, append([]string{"target"}, args...)...)
-	for line := range n.daemon.Lines {
-		if strings.HasPrefix(line, "serving ") {
-			return
-		}
-	}
-	n.t.Fatalf("the daemon ends with %d", n.daemon.Exit)
+	awaitServing(n.t, n.daemon)
 }
 
 // ended waits until the daemon has ended, and returns its exit status.

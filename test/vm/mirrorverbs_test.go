@@ -50,14 +50,7 @@ func (n *guestNode) run(args ...string) (string, error) {
 func (n *guestNode) serve(args ...string) {
 	n.t.Helper()
 	n.daemon = guest.start(n.t, "bash", "-c", "echo $$ > "+n.path("pid")+"; exec target "+strings.Join(args, " "))
-	var said strings.Builder
-	for line := range n.daemon.Lines {
-		if strings.HasPrefix(line, "serving ") {
-			return
-		}
-		said.WriteString(line + "\n")
-	}
-	n.t.Fatalf("the daemon ends with %d\n%s", n.daemon.Exit, said.String())
+	awaitServing(n.t, n.daemon)
 }
 
 // end sends a signal to the daemon, and waits until it has ended.

@@ -22,6 +22,7 @@ var commands = map[string]func(say func(string), args []string) error{
 	"@umount":    umount,
 	"@cat":       cat,
 	"@write":     write,
+	"@sync":      func(func(string), []string) error { unix.Sync(); return nil },
 	"@fill":      fill,
 	"@space":     space,
 	"@sum":       sum,
