@@ -70,7 +70,8 @@ func (f *localFront) open(p *config.Portal, replaces []portal) (_ portal, err er
 	}
 	l.card = card.New(card.Config{
 		Logger: f.log, Open: l.welcome, Programs: mostPrograms, ProgramsOfUser: mostProgramsOfUser,
-		Memory: f.limits.Memory / shareOfProgram, Together: f.limits.Memory, TogetherOfUser: f.limits.Memory / shareOfUser,
+		HelloTimeout: f.startTimeout,
+		Memory:       f.limits.Memory / shareOfProgram, Together: f.limits.Memory, TogetherOfUser: f.limits.Memory / shareOfUser,
 	})
 	return l, nil
 }

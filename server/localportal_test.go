@@ -3,6 +3,8 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -145,5 +147,17 @@ func TestLocalPortalMemory(t *testing.T) {
 	}
 	if shared == 0 || shared > 3 {
 		t.Errorf("%d programs share 5 MiB each, of 32 MiB", shared)
+	}
+}
+
+// Who connects and never says hello is turned out when the time for logins is over, as a reload may change it.
+func TestLocalPortalSilent(t *testing.T) {
+	r := serve(t, localText)
+	r.apply(localText + "limits: {login_timeout: 1ms}\n")
+	u, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.dir, "rdma.sock"), Net: "unixpacket"})
+	r.manager().must(err)
+	defer func() { _ = u.Close() }()
+	if n, err := u.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("%d octets from the daemon, %v", n, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"oneshot/config"
 	"oneshot/partition"
@@ -32,6 +33,13 @@ func (f *partitionFront) setLimits(l *config.Limits) {
 	for s := range f.services {
 		s.SetLimits(f.now)
 	}
+}
+
+// startTimeout returns how long a client may take to have a partition, or a program of this machine to say hello.
+func (f *partitionFront) startTimeout() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.now.StartTimeout
 }
 
 // forget notes that a service ends.

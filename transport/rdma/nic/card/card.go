@@ -45,6 +45,8 @@ type Config struct {
 	Programs int
 	// ProgramsOfUser bounds how many of them belong to one user. 0: Programs.
 	ProgramsOfUser int
+	// HelloTimeout returns how long a program may take from connecting to its hello; it is asked for each program. nil: 10 s.
+	HelloTimeout func() time.Duration
 	// Poll is how long the card looks for what a program posts before it sleeps. It takes a processor for that time; no more
 	// than half of the processors poll. 0: the card sleeps at once.
 	Poll time.Duration
@@ -53,6 +55,8 @@ type Config struct {
 const (
 	defaultMemory   = 1 << 30
 	defaultPrograms = 64
+
+	defaultHelloTimeout = 10 * time.Second
 )
 
 // Server serves programs.
@@ -87,6 +91,9 @@ func New(c Config) *Server {
 	}
 	if c.Open == nil {
 		c.Open = func(Peer) (rdma.Device, error) { return iwarp.Open(iwarp.Config{Logger: c.Logger}) }
+	}
+	if c.HelloTimeout == nil {
+		c.HelloTimeout = func() time.Duration { return defaultHelloTimeout }
 	}
 	if c.TogetherOfUser <= 0 {
 		c.TogetherOfUser = c.Together

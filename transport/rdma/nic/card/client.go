@@ -25,7 +25,7 @@ type client struct {
 	peer   Peer
 	sock   *shm.Socket
 	ctl    *shm.Control
-	fd     int       // of ctl, until the program has it
+	fd     int       // of ctl, until the program says hello and gets it; then -1; guarded by mu
 	bell   *shm.Bell // wakes the card
 	driver *shm.Bell // wakes the program
 	dev    rdma.Device
@@ -161,6 +161,7 @@ func newClient(s *Server, u *net.UnixConn, peer Peer) (c *client, err error) {
 
 // run serves the program until it has gone.
 func (c *client) run() {
+	defer time.AfterFunc(c.srv.cfg.HelloTimeout(), c.expectHello).Stop()
 	c.work.Go(c.loop)
 	c.work.Go(c.sender)
 	c.end(c.receive())
@@ -169,6 +170,18 @@ func (c *client) run() {
 		c.log.Info("nic: a program has gone", slog.Int("pid", int(c.peer.PID)))
 	} else {
 		c.log.Warn("nic: a program has gone", slog.Int("pid", int(c.peer.PID)), slog.Any("reason", c.why))
+	}
+}
+
+var errSilent = errors.New("nic: it takes too long to say hello")
+
+// expectHello ends the service of a program that has not said hello.
+func (c *client) expectHello() {
+	c.mu.Lock()
+	silent := c.fd >= 0
+	c.mu.Unlock()
+	if silent {
+		c.end(errSilent)
 	}
 }
 

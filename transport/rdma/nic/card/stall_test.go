@@ -1,8 +1,14 @@
 package card
 
 import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic/shm"
@@ -133,4 +139,49 @@ func TestMemoryOfUser(t *testing.T) {
 	if s.shared != 0 || len(s.ofUser) != 0 {
 		t.Errorf("%d bytes are shared by programs that have gone, %v", s.shared, s.ofUser)
 	}
+}
+
+// listenAt returns a socket for a card, and what connects to it.
+func listenAt(t *testing.T) (l *net.UnixListener, dial func() *net.UnixConn) {
+	t.Helper()
+	at := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "card"), Net: "unixpacket"}
+	l, err := net.ListenUnix("unixpacket", at)
+	check(t, err)
+	return l, func() *net.UnixConn {
+		u, err := net.DialUnix("unixpacket", nil, at)
+		check(t, err)
+		t.Cleanup(func() { _ = u.Close() })
+		return u
+	}
+}
+
+// A program that never says hello loses its place.
+func TestSilent(t *testing.T) {
+	l, dial := listenAt(t)
+	s := New(Config{Programs: 1, HelloTimeout: func() time.Duration { return time.Millisecond }})
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() { over <- s.Serve(ctx, l) }()
+	if n, err := dial().Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("%d octets from the card, %v", n, err)
+	}
+	cancel()
+	check(t, <-over)
+}
+
+// A program that has said hello keeps its place when the time for that is over.
+func TestSaidHello(t *testing.T) {
+	here, there := socketpair(t)
+	defer func() { _ = there.Close() }()
+	c, err := newClient(New(Config{}), here, Peer{})
+	check(t, err)
+	_, fds, err := c.hello(&shm.Message{Version: shm.Version}, nil)
+	check(t, err)
+	shm.CloseAll(fds)
+	c.expectHello()
+	if c.gone.Load() {
+		t.Error("it is turned out: ", c.why)
+	}
+	c.end(nil)
+	c.takeDown()
 }
