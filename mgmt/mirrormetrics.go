@@ -93,7 +93,7 @@ func collectMirror(ch chan<- prometheus.Metric, m *Mirror) {
 		}
 	}
 	for _, c := range m.Copies {
-		for _, s := range []CopyState{CopyInSync, CopyResync, CopyAway, CopyStale, CopyUnknown} {
+		for _, s := range []CopyState{CopyInSync, CopyResync, CopyAway, CopyStale, CopyDoubted, CopyUnknown} {
 			gauge(descCopyState, one(s == c.State), c.Node, string(s))
 		}
 		gauge(descCopyLacks, float64(c.Lacks), c.Node)

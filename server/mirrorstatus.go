@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"oneshot/ha/mirror"
@@ -108,10 +109,12 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgmt.Copy {
 	c := mgmt.Copy{Node: name, State: mgmt.CopyUnknown, Lacks: st.Lacks[id], Lag: int64(st.Lag[id]), Connected: id == s.self || st.Connected.Has(id)}
 	if id == s.self {
-		c.Missing = st.Missing
+		c.Missing, c.Reason = st.Missing, s.doubtText(st.Doubt)
 	}
 	switch {
 	case st.View.Version == 0:
+	case c.Reason != "" && !st.Doubt.Taken: // in sync by the view, perhaps, and no source all the same
+		c.State = mgmt.CopyDoubted
 	case st.View.InSync.Has(id):
 		c.State = mgmt.CopyInSync
 	case st.Role == replica.Primary && st.Fed.Has(id):
@@ -122,4 +125,15 @@ func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgm
 		c.State = mgmt.CopyStale
 	}
 	return c
+}
+
+// doubtText says why the disk of this node's copy is not known, and what to do.
+func (s *mirrored) doubtText(d *mirror.Doubt) string {
+	switch {
+	case d == nil:
+		return ""
+	case d.Was == d.Found:
+		return fmt.Sprintf("the disk has lost what it had durable, as one that was set back to a snapshot, so other nodes bring all of it level, and until then it is no source. If none of their copies is in sync bring one back that is; if all are lost, target ha force %s goes on with what is here", s.name)
+	}
+	return fmt.Sprintf("the disk is %s, and was %s, so other nodes bring all of it level, and until then it is no source. If none of their copies is in sync end this node, and start it with the disk that it had; if that is lost, target ha force %s goes on with what is here", d.Found, d.Was, s.name)
 }

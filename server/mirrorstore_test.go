@@ -11,6 +11,8 @@ import (
 	"oneshot/backend/memory"
 	"oneshot/config"
 	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
+	"oneshot/mgmt"
 )
 
 // TestBeginsWithASmallCopy: a mirror does not begin with a size that its first copy does not have. Nodes agree on no size then, for it would stay, and
@@ -76,4 +78,40 @@ func TestCopyIsNoOrdinaryStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	shutdown(t, newServer(t, written))
+}
+
+// TestStatusOfAnotherDisk: a node that has found another disk in the place of its copy says so, and what to do, though the copy is in sync by
+// what the nodes have agreed on. With the former disk the node serves.
+func TestStatusOfAnotherDisk(t *testing.T) {
+	text, on := mirrorOn(t)
+	cfg := on(text)
+	s := newServer(t, cfg)
+	primary(t, s)
+	shutdown(t, s)
+	disk := cfg.Store("d").Mirror.Copy("a").File.Path
+	if err := os.Rename(disk, disk+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(disk, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = newServer(t, cfg)
+	m := s.mirrors()[0]
+	if err := m.Await(t.Context(), func(st replica.State) bool { return st.View.InSync.Has(m.self) }); err != nil {
+		t.Fatal(err)
+	}
+	own := s.clusterStatus().Mirrors[0].Copies[0]
+	if own.State != mgmt.CopyDoubted || !strings.Contains(own.Reason, "start it with the disk that it had") {
+		t.Errorf("another disk: %+v", own)
+	}
+	shutdown(t, s)
+	if err := os.Rename(disk+".old", disk); err != nil {
+		t.Fatal(err)
+	}
+	s = newServer(t, cfg)
+	defer shutdown(t, s)
+	primary(t, s)
+	if own := s.clusterStatus().Mirrors[0].Copies[0]; own.State != mgmt.CopyInSync || own.Reason != "" {
+		t.Errorf("the former disk: %+v", own)
+	}
 }

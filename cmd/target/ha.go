@@ -389,6 +389,11 @@ func mirrorNews(c *mgmt.Cluster, m *mgmt.Mirror) (news []string) {
 	case state == primaryDown && inSync(m) < 2:
 		news = append(news, fmt.Sprintf("this node does not hear the primary, %s; no other copy is in sync, so if that node is lost hosts wait for it", m.Primary))
 	}
+	for _, c := range m.Copies {
+		if c.Reason != "" {
+			news = append(news, fmt.Sprintf("the copy of node %s is %s: %s", c.Node, c.State, c.Reason))
+		}
+	}
 	if len(m.Addresses) > 0 {
 		news = append(news, "this machine has "+strings.Join(m.Addresses, ", "))
 	}

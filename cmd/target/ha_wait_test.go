@@ -67,6 +67,7 @@ func TestLeftAtACutOffNode(t *testing.T) {
 // TestStatesWithoutPrimary: what a node says of a mirror whose primary it does not hear, or that it should serve itself and does not.
 func TestStatesWithoutPrimary(t *testing.T) {
 	inSync, stale := mgmt.Copy{Node: "b", State: mgmt.CopyInSync}, mgmt.Copy{Node: "b", State: mgmt.CopyStale}
+	exchanged := mgmt.Copy{Node: "b", State: mgmt.CopyDoubted, Reason: "the disk is another one"}
 	for _, c := range []struct {
 		what       string
 		isUp       bool // a
@@ -81,7 +82,8 @@ func TestStatesWithoutPrimary(t *testing.T) {
 		{"a is lost, and w", false, false, "taking over", "a", inSync, "primary down", "without a majority of the voters nobody takes its place"},
 		{"a is lost, and had the only copy", false, true, "follower", "a", stale, "primary down", "no other copy is in sync, so if that node is lost hosts wait for it"},
 		{"as a witness sees it", false, true, mgmt.RoleNoCopy, "a", stale, "primary down", "no other copy is in sync"},
-		{"the disk of b, the only copy, was exchanged", false, true, "follower", "b", inSync, "not served", ""},
+		{"the disk of b, the only copy, was exchanged", false, true, "follower", "b", exchanged, "not served", "the copy of node b is unknown disk: the disk is another one"},
+		{"the same, and a is lost, whose copy is in sync", false, true, "follower", "a", exchanged, "primary down", "no other copy is in sync"},
 		{"b serves alone", false, true, mgmt.RolePrimary, "b", inSync, "degraded", ""},
 	} {
 		a := mgmt.Copy{Node: "a", State: mgmt.CopyInSync}

@@ -304,6 +304,9 @@ func (m *Mirror) happened(e replica.Event) {
 		m.lookFor()
 	case replica.Agreed:
 		m.viewed = e.View
+		if m.doubt != nil && m.doubt.Taken && e.View.InSync.Has(m.cfg.Self) {
+			m.doubt = nil
+		}
 		m.enter(e.View)
 	case replica.Drained:
 		m.drained = e.Nodes

@@ -121,6 +121,7 @@ type Mirror struct {
 	stale      bool          // the watchers have not heard of the newest state
 	unflushed  bool          // peers, or what publish tells of, may have something new since the last time
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
+	doubt      *Doubt        // of the disk of this node's copy; nil: none
 	core       *replica.Core // nil, too
 	viewed     replica.View  // the newest that was told
 	arena      []byte
@@ -403,6 +404,9 @@ func (m *Mirror) saveOn() {
 		}
 		m.push(item{call: func() {
 			m.works--
+			if m.doubt != nil && s.Known {
+				m.doubt.Taken = true
+			}
 			m.step(replica.Done{ID: s.ID})
 		}})
 	}

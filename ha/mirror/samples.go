@@ -83,11 +83,19 @@ func (m *Mirror) sumAt(x sample) (uint32, error) {
 	return sumOf(b), op.Err
 }
 
+// Doubt is why the disk of a copy was not taken for what the metadata tell of when the node's life began: nothing on it counts before other nodes have
+// brought all of it level. It ends when the copy is in sync, or the life does.
+type Doubt struct {
+	Was, Found string // identities of the disk that the metadata tell of, and of the one in its place; equal: the disk was set back
+	Taken      bool   // a primary has begun to bring it level
+}
+
 // recognize finds out whether the disk is the one that the metadata tell of. An error says that what was found out
 // could not be made durable.
 func (m *Mirror) recognize(meta *metadata) error {
 	meta.found = string(backend.IdentityOf(m.opts.Copy))
 	if meta.isOther() {
+		m.doubt = &Doubt{Was: meta.disk, Found: meta.found}
 		m.opts.Log.Error("the disk of this node's copy is not the one of its metadata: other nodes have to bring all of it level; if this is the only copy in sync, start with the right disk",
 			"disk", meta.found, "metadata of", meta.disk)
 		return nil
@@ -105,8 +113,14 @@ func (m *Mirror) recognize(meta *metadata) error {
 			m.opts.Log.Error("the disk of this node's copy has lost what it had durable, as one that was set back to a snapshot: other nodes have to bring all of it level",
 				"bytes", x.n, "at", x.off)
 			meta.saved.Unknown = true
-			return meta.renew()
+			if err := meta.renew(); err != nil {
+				return err
+			}
+			break
 		}
+	}
+	if meta.saved.Unknown { // since a former life, perhaps
+		m.doubt = &Doubt{Was: meta.disk, Found: meta.found}
 	}
 	return nil
 }

@@ -48,6 +48,9 @@ func (l *lab) returns(powerCut bool, exchange func(b *node), want []byte) {
 	if s := b.mirror.State(); s.Role == replica.Primary {
 		l.t.Fatalf("a disk that is unknown is a source: %+v", s)
 	}
+	if d := b.doubt(); powerCut && (d == nil || d.Taken) {
+		l.t.Errorf("while no other node is there its status says %+v of the disk", d)
+	}
 	if powerCut {
 		a.start()
 	}
@@ -56,12 +59,21 @@ func (l *lab) returns(powerCut bool, exchange func(b *node), want []byte) {
 	a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 	l.level(b)
 	l.expect(b, 64<<10, want)
+	if d := b.doubt(); d != nil {
+		l.t.Errorf("the copy is in sync, and its status says %+v of the disk", d)
+	}
 	b.kill()
 	if meta := b.metadata(); meta.saved.Unknown || meta.disk != string(backend.IdentityOf(l.wrap(b.disk))) {
 		l.t.Errorf("the disk has been brought level, and the metadata are of disk %q, unknown: %v", meta.disk, meta.saved.Unknown)
 	}
 	b.start()
 	l.level(l.primary())
+}
+
+// doubt returns what the status of a node says of its disk.
+func (n *node) doubt() *Doubt {
+	s, _ := n.mirror.Status()
+	return s.Doubt
 }
 
 // metadata are those that a node which is down has on its disk.
@@ -145,6 +157,9 @@ func TestSetBackStays(t *testing.T) {
 		}
 		b.start()
 		time.Sleep(10 * time.Second)
+		if d := b.doubt(); d == nil || d.Was != d.Found || d.Taken {
+			t.Errorf("the status says %+v of the disk", d)
+		}
 		a.start()
 		l.level(a)
 		a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
@@ -172,6 +187,9 @@ func TestOnlyOtherDisk(t *testing.T) {
 		time.Sleep(time.Minute)
 		if s := n.mirror.State(); s.Role == replica.Primary {
 			t.Fatalf("a disk that is unknown is a source: %+v", s)
+		}
+		if d := n.doubt(); d == nil || *d != (Doubt{Was: "right", Found: "wrong"}) {
+			t.Errorf("the status says %+v of the disk", d)
 		}
 		n.kill()
 		if now := n.metadata().saved.Mark; now != mark || mark == 0 {

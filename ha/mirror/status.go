@@ -21,6 +21,7 @@ type Status struct {
 	Lost      int64             // bytes that copies go without for that reason, which this node has brought level in this life
 	Pace      replica.Pace      // of copies that are brought level, and compared
 	Yields    bool              // of a primary: it gives way to hosts now
+	Doubt     *Doubt            // of the disk of this node's copy; nil: none
 	Takeovers uint64            // how often this node became the primary, in this life
 	Takeover  Takeover          // the last one
 }
@@ -43,6 +44,9 @@ func (m *Mirror) Status() (s Status, ok bool) {
 		}
 		s.State = m.core.State()
 		s.Missing = m.core.Missing()
+		if m.doubt != nil {
+			s.Doubt = new(*m.doubt)
+		}
 		s.Pace, s.Yields = m.core.Paced()
 		suspects := m.core.Suspects()
 		s.Suspect = int64(suspects.Len()) * m.cfg.Granule
