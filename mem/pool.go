@@ -77,7 +77,7 @@ func (p *Pool) Lease(n int) *Lease {
 // than half of the limit: the other half comes and goes, so that whoever waits for a lease of that size gets it one day.
 func (p *Pool) Keep(n int) *Lease {
 	size := int64(RoundUp(n))
-	if !reserve(&p.kept, size, p.limit/2) {
+	if !reserve(&p.kept, size, p.MostKept()) {
 		return nil
 	}
 	l := p.Lease(n)
@@ -88,6 +88,9 @@ func (p *Pool) Keep(n int) *Lease {
 	l.kept = true
 	return l
 }
+
+// MostKept returns how many bytes leases of Keep may take together.
+func (p *Pool) MostKept() int64 { return p.limit / 2 }
 
 // NewShared is NewPool with memory that other processes can map: that of a file that is nowhere but in
 // memory (memfd_create(2)). Whoever has File and the index of an arena finds a lease by its offset in

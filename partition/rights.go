@@ -50,6 +50,28 @@ type Identity struct {
 	UID   uint32
 	GIDs  []uint32
 	Name  string // proved by a shared secret; empty: none
+	Host  string // that he comes from over a network, as its device says; it gives no rights; empty: it is not known
+}
+
+// String writes who somebody is as access lines do.
+func (id Identity) String() string {
+	switch {
+	case id.Name != "":
+		return "name:" + id.Name
+	case id.Local:
+		return fmt.Sprintf("uid:%d", id.UID)
+	}
+	return "any"
+}
+
+// Shares says of whose share of connections and endpoints he takes some (door.Shares): his own, or, without a name, that of all without
+// one, and of this that of his host.
+func (id Identity) Shares() []string {
+	who := []string{id.String()}
+	if id.Name == "" && id.Host != "" {
+		who = append(who, "host "+id.Host)
+	}
+	return who
 }
 
 type whoKind uint8

@@ -161,3 +161,17 @@ func TestLocalPortalSilent(t *testing.T) {
 		t.Errorf("%d octets from the daemon, %v", n, err)
 	}
 }
+
+// A user does not have all connections of a portal, whatever right he has to one partition.
+func TestLocalPortalShare(t *testing.T) {
+	r := serve(t, localText+"limits: {connections: 4}\n")
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "rw"})
+	for range 2 {
+		_, err := r.local("disk/a", endpoint.Options{})
+		m.must(err)
+	}
+	if _, err := r.local("disk/b", endpoint.Options{}); err == nil || !strings.Contains(err.Error(), "busy") {
+		t.Errorf("a third connection of four: %v", err)
+	}
+}

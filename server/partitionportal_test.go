@@ -113,7 +113,7 @@ func TestPartitionPortal(t *testing.T) {
 // A reload changes the limits of a portal for partitions that stays, with its connections.
 func TestPartitionPortalLimits(t *testing.T) {
 	text := func(connections string) string { return portalText + "limits: {connections: " + connections + "}\n" }
-	r := serve(t, text("2"))
+	r := serve(t, text("8")) // of which a host without a name has a fourth
 	m := r.manager()
 	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "r"})
 	for range 2 {
@@ -121,15 +121,15 @@ func TestPartitionPortalLimits(t *testing.T) {
 		m.must(err)
 	}
 	if _, err := r.program("", "disk/a"); err == nil {
-		t.Error("a third connection of two")
+		t.Error("a third connection of two of eight")
 	}
-	r.apply(text("4"))
+	r.apply(text("16"))
 	if _, err := r.program("", "disk/a"); err != nil {
 		t.Error(err)
 	}
-	r.apply(text("3"))
+	r.apply(text("12"))
 	if _, err := r.program("", "disk/a"); err == nil {
-		t.Error("a fourth connection of three")
+		t.Error("a fourth connection of three of twelve")
 	}
 }
 

@@ -225,7 +225,7 @@ func (h *Host) Listen() string {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	pool := mem.NewPool(64 << 20)
+	pool := mem.NewPool(256 << 20)
 	s, err := service.New(service.Config{Device: d, Pool: pool, Opener: remotes{h}, Secret: h.secretOf, Penalty: time.Millisecond})
 	if err != nil {
 		h.t.Fatal(err)

@@ -61,7 +61,7 @@ var rules = []rule{
 	{pkg: "volume", may: []string{"volume/access", "backend", "mem"}, not: sockets},
 	{pkg: "volume/access", not: sockets},
 	{pkg: "partition", may: []string{"backend", "backend/slice", "mem"}, not: sockets},
-	{pkg: "partition/registry", may: []string{"partition", "volume", "transport/rdma", "backend", "backend/aging", "backend/durable", "internal/latency", "mem"}, not: sockets},
+	{pkg: "partition/registry", may: []string{"internal/door", "partition", "volume", "transport/rdma", "backend", "backend/aging", "backend/durable", "internal/latency", "mem"}, not: sockets},
 	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/iostat", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
 	{pkg: "partition/wire", not: sockets},
 	{pkg: "partition/service", may: []string{"internal/door", "partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},

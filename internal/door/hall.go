@@ -7,13 +7,22 @@ import (
 )
 
 // Hall has the connections of one service, which shares its places with no other. When half of the places are those of
-// connections that have proved nothing, the oldest of these gives way to the next. Its zero value is an empty one.
+// connections that have proved nothing, one of these gives way to the next: the oldest of the host that has most. Its zero value is an
+// empty one.
 type Hall[C comparable] struct {
-	mu       sync.Mutex          // a leaf
-	all      map[C]*list.Element // with its place in starting, or the one that it had
-	starting list.List           // of C, the oldest first
+	mu       sync.Mutex // a leaf
+	all      map[C]*seat
+	starting list.List // of C, the oldest first
+	shares   Shares    // of those that ProveAs has let in
 	closed   bool
 	left     *sync.Cond // nil until somebody waits
+}
+
+// seat is what a Hall knows of a connection.
+type seat struct {
+	host     string
+	starting *list.Element // its place in Hall.starting, or the one that it had
+	who      []string      // of ProveAs
 }
 
 // Why Enter refuses.
@@ -22,38 +31,53 @@ var (
 	ErrClosed = errors.New("the service is closing")
 )
 
-// Enter enters a connection that has proved nothing, if there are fewer than most. giveWay has another one end that has to
-// for it; it is called without locks of this package.
-func (h *Hall[C]) Enter(c C, most int, giveWay func(C)) error {
+// Enter enters a connection from a host that has proved nothing, if there are fewer than most. giveWay has another one end that
+// has to for it; it is called without locks of this package.
+func (h *Hall[C]) Enter(c C, host string, most int, giveWay func(C)) error {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
 		return ErrClosed
 	}
-	var old *list.Element
+	full := h.starting.Len() >= max(most/2, 1)
+	var old C
 	switch {
-	case h.starting.Len() >= max(most/2, 1):
-		old = h.starting.Front()
-		h.prove(old.Value.(C))
+	case full:
+		old = h.oldest(host)
+		h.prove(old)
 	case len(h.all) >= most:
 		h.mu.Unlock()
 		return ErrFull
 	}
 	if h.all == nil {
-		h.all = make(map[C]*list.Element)
+		h.all = make(map[C]*seat)
 	}
-	h.all[c] = h.starting.PushBack(c)
+	h.all[c] = &seat{host: host, starting: h.starting.PushBack(c)}
 	h.mu.Unlock()
-	if old != nil {
-		giveWay(old.Value.(C))
+	if full {
+		giveWay(old)
 	}
 	return nil
 }
 
+// oldest returns the connection that gives way to one from host: so who opens connections without end turns out his own. mu is held.
+func (h *Hall[C]) oldest(host string) (old C) {
+	n, most := map[string]int{host: 1}, 0
+	for e := h.starting.Front(); e != nil; e = e.Next() {
+		n[h.all[e.Value.(C)].host]++
+	}
+	for e := h.starting.Front(); e != nil; e = e.Next() {
+		if c := e.Value.(C); n[h.all[c].host] > most {
+			old, most = c, n[h.all[c].host]
+		}
+	}
+	return old
+}
+
 // prove takes c out of the line. mu is held.
 func (h *Hall[C]) prove(c C) {
-	if place := h.all[c]; place != nil {
-		h.starting.Remove(place) // which does nothing the second time
+	if s := h.all[c]; s != nil {
+		h.starting.Remove(s.starting) // which does nothing the second time
 	}
 }
 
@@ -64,12 +88,32 @@ func (h *Hall[C]) Prove(c C) {
 	h.prove(c)
 }
 
+// ProveAs is Prove for a connection of somebody who may have his share of most places (Shares). After an error, a *ShareError, it goes on
+// as one that has proved nothing. The caller leaves who alone.
+func (h *Hall[C]) ProveAs(c C, most int, who []string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.all[c]
+	if s.who != nil {
+		return nil
+	}
+	if err := h.shares.Take(most, who); err != nil {
+		return err
+	}
+	s.who = who
+	h.prove(c)
+	return nil
+}
+
 // Leave says that nothing is left of a connection.
 func (h *Hall[C]) Leave(c C) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.prove(c)
-	delete(h.all, c)
+	if s := h.all[c]; s != nil {
+		h.shares.Free(s.who)
+		delete(h.all, c)
+	}
 	if h.left != nil {
 		h.left.Broadcast()
 	}

@@ -11,12 +11,13 @@ import (
 type hall struct {
 	Hall[int]
 	t    *testing.T
-	told []int // who had to give way
+	host string // of those who come
+	told []int  // who had to give way
 }
 
 func (h *hall) comes(c, most int, want error) {
 	h.t.Helper()
-	if err := h.Enter(c, most, func(old int) { h.told = append(h.told, old) }); !errors.Is(err, want) {
+	if err := h.Enter(c, h.host, most, func(old int) { h.told = append(h.told, old) }); !errors.Is(err, want) {
 		h.t.Fatalf("%d: %v", c, err)
 	}
 }
@@ -93,3 +94,77 @@ func TestHallCloses(t *testing.T) {
 		}
 	})
 }
+
+// Who comes from a host that has opened most connections turns out one of these, so that others have the time to prove themselves.
+func TestHallOfHosts(t *testing.T) {
+	h := hall{t: t, host: "a"}
+	h.comes(1, 6, nil)
+	h.host = "b"
+	h.comes(2, 6, nil)
+	h.comes(3, 6, nil)
+	h.comes(4, 6, nil)
+	h.have([]int{2}, 1, 2, 3, 4)
+	h.Leave(2)
+	h.comes(5, 6, nil)
+	h.have([]int{2, 3}, 1, 3, 4, 5)
+	h.Leave(3)
+	h.host = "c"
+	h.comes(6, 6, nil)
+	h.have([]int{2, 3, 4}, 1, 4, 5, 6)
+	h.Leave(4)
+	h.host = "a"
+	h.comes(7, 6, nil) // one of each: it is his own
+	h.have([]int{2, 3, 4, 1}, 1, 5, 6, 7)
+}
+
+// Nobody proves himself for more than his share of the places, and who leaves gives his back.
+func TestHallOfShares(t *testing.T) {
+	h := hall{t: t}
+	proves := func(c int, want bool, who ...string) {
+		t.Helper()
+		h.comes(c, 20, nil)
+		err := h.ProveAs(c, 8, who)
+		if _, ok := errors.AsType[*ShareError](err); ok == want || err != nil != ok {
+			t.Fatalf("%d: %v", c, err)
+		}
+	}
+	for c := range 4 {
+		proves(c, true, "x")
+	}
+	proves(4, false, "x")
+	if h.ProveAs(3, 8, []string{"x"}) != nil {
+		t.Error("who has proved himself does not do so again")
+	}
+	proves(5, true, "any", "host 1")
+	proves(6, true, "any", "host 1")
+	proves(7, false, "any", "host 1")
+	proves(8, true, "any", "host 2")
+	proves(9, true, "any")
+	proves(10, false, "any", "host 3")
+	h.Leave(6)
+	proves(11, true, "any", "host 1")
+	h.Leave(7) // which has none
+	proves(12, false, "any", "host 1")
+	for _, c := range h.List() {
+		h.Leave(c)
+	}
+	if len(h.shares.taken) != 0 {
+		t.Errorf("shares of nobody: %v", h.shares.taken)
+	}
+}
+
+func TestHost(t *testing.T) {
+	for text, want := range map[string]string{
+		"192.0.2.1:3262": "192.0.2.1", "[::ffff:192.0.2.1]:9": "192.0.2.1", "[2001:db8:1:2:3::4]:9": "2001:db8:1:2::/64",
+		"[fe80::1%eth0]:9": "fe80::/64", "pid 9": "pid 9",
+	} {
+		if got := Host(addr(text)); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
+
+type addr string
+
+func (a addr) Network() string { return "" }
+func (a addr) String() string  { return string(a) }

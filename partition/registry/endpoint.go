@@ -2,7 +2,6 @@ package registry
 
 import (
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -94,6 +93,8 @@ func (e *Endpoint) Close() {
 	e.part.past.Add(e.counts())
 	e.part.past.InFlight = 0
 	r.open--
+	r.shares.Free(e.request.Identity.Shares())
+	e.part.store.shares.Free(e.request.Identity.Shares())
 	delete(e.part.endpoints, e)
 	e.part.left()
 	close(e.closed)
@@ -103,7 +104,7 @@ func (e *Endpoint) Close() {
 func (e *Endpoint) Lineage() uint64 { return e.lineage }
 
 // who tells the users apart that rdma.RightSole is about.
-func (e *Endpoint) who() string { return identityText(e.request.Identity) }
+func (e *Endpoint) who() string { return e.request.Identity.String() }
 
 // Submit starts op; see volume.Handle.
 func (e *Endpoint) Submit(op *backend.Op) bool {
@@ -315,22 +316,11 @@ type Info struct {
 // info returns it. Registry.mu is held.
 func (e *Endpoint) info(s *Store, p *part) Info {
 	i := Info{
-		Number: e.number, Store: s.name, UUID: p.uuid, Identity: identityText(e.request.Identity),
+		Number: e.number, Store: s.name, UUID: p.uuid, Identity: e.request.Identity.String(),
 		Rights: e.rights, Order: e.request.Order, Via: e.request.Via, Size: e.size, Since: e.since, Counts: *e.counts(),
 	}
 	if entry := s.find(p.uuid); entry != nil {
 		i.Partition = entry.Name
 	}
 	return i
-}
-
-// identityText writes who somebody is as access lines do.
-func identityText(id partition.Identity) string {
-	switch {
-	case id.Name != "":
-		return "name:" + id.Name
-	case id.Local:
-		return fmt.Sprintf("uid:%d", id.UID)
-	}
-	return "any"
 }

@@ -20,14 +20,15 @@ import (
 	"sync"
 	"time"
 
+	"oneshot/internal/door"
 	"oneshot/partition"
 	"oneshot/transport/rdma"
 )
 
-// How many endpoints may be open, of one store and in all.
+// How many endpoints may be open, of one store and in all; of one identity, half of them (partition.Identity.Shares).
 const (
-	maxPerStore = 256
-	maxInAll    = 1024
+	maxPerStore = 512
+	maxInAll    = 2048
 )
 
 // Registry is the divided stores of a daemon. Its methods may be called from any goroutine.
@@ -36,8 +37,9 @@ type Registry struct {
 	// somebody's Gone is called. It is taken after Store.opening.
 	mu     sync.Mutex
 	stores []*Store
-	open   int    // endpoints
-	last   uint64 // number of an endpoint
+	open   int         // endpoints
+	shares door.Shares // of these
+	last   uint64      // number of an endpoint
 }
 
 // New returns a registry without stores.
@@ -65,14 +67,21 @@ type Request struct {
 type LimitError struct {
 	Store string // empty: of all stores
 	Max   int
+	Err   error // a *door.ShareError, of who has opened too many; nil: there are Max
 }
 
 func (e *LimitError) Error() string {
+	of, have := "all stores together", "have"
 	if e.Store != "" {
-		return fmt.Sprintf("the store %q has %d open endpoints, which is the most: end some", e.Store, e.Max)
+		of, have = fmt.Sprintf("the store %q", e.Store), "has"
 	}
-	return fmt.Sprintf("%d endpoints are open, which is the most: end some", e.Max)
+	if e.Err != nil {
+		return fmt.Sprintf("open endpoints of %s: %v: end some", of, e.Err)
+	}
+	return fmt.Sprintf("%s %s %d open endpoints, which is the most: end some", of, have, e.Max)
 }
+
+func (e *LimitError) Unwrap() error { return e.Err }
 
 // Open opens a partition for a queue pair, and grants what Want and the access lines have in common. The error wraps
 // rdma.ErrNoEndpoint if there is no such store or partition, or if Identity has no right to it, or none of those
@@ -164,13 +173,21 @@ func (s *Store) admit(e *Endpoint) error {
 	case r.open >= maxInAll:
 		return &LimitError{Max: maxInAll}
 	case s.endpoints() >= maxPerStore:
-		return &LimitError{s.name, maxPerStore}
+		return &LimitError{Store: s.name, Max: maxPerStore}
 	}
 	sole := writer{e.part.uuid, e.who()}
 	newest := s.sole[sole]
 	late := e.request.Follows != 0 && e.request.Follows < newest || e.request.Forgotten && newest != 0
 	if late && rights.Changes() { // what only reads does no harm
 		return rdma.ErrReplaced
+	}
+	who := e.request.Identity.Shares()
+	if err := s.shares.Take(maxPerStore, who); err != nil {
+		return &LimitError{Store: s.name, Max: maxPerStore, Err: err}
+	}
+	if err := r.shares.Take(maxInAll, who); err != nil {
+		s.shares.Free(who)
+		return &LimitError{Max: maxInAll, Err: err}
 	}
 	r.last++
 	r.open++

@@ -545,22 +545,39 @@ func TestReadOnly(t *testing.T) {
 func TestLimits(t *testing.T) {
 	f := newFixture(t, "any rw")
 	var all []*Endpoint
-	for range maxPerStore {
-		e, _ := f.mustOpen("disk/a", partition.Identity{}, 0)
-		all = append(all, e)
+	app, other := partition.Identity{Name: "app"}, partition.Identity{Local: true, UID: 7}
+	full := func(part string, id partition.Identity, share bool) {
+		t.Helper()
+		_, _, err := f.open(part, id, 0)
+		limit, ok := errors.AsType[*LimitError](err)
+		if !ok || limit.Store != "disk" || limit.Err != nil != share {
+			t.Errorf("one too many: %v", err)
+		}
 	}
-	var limit *LimitError
-	if _, _, err := f.open("disk/b", partition.Identity{}, 0); !errors.As(err, &limit) {
-		t.Errorf("one too many: %v", err)
+	for _, id := range []partition.Identity{app, other} {
+		for range maxPerStore / 2 {
+			e, _ := f.mustOpen("disk/a", id, 0)
+			all = append(all, e)
+		}
+		if len(all) < maxPerStore {
+			full("disk/a", id, true) // others find places
+		}
 	}
+	full("disk/b", partition.Identity{}, false)
 	all[0].Close()
-	e, _ := f.mustOpen("disk/b", partition.Identity{}, 0)
+	full("disk/b", other, true)
+	e, _ := f.mustOpen("disk/b", app, 0)
 	e.Close()
 	for _, e := range all[1:] {
 		e.Close()
 	}
 	if f.count() != 0 {
 		t.Error("closed endpoints are counted")
+	}
+	for _, id := range []partition.Identity{app, other, {}} {
+		if err := errors.Join(f.s.shares.Take(2, id.Shares()), f.shares.Take(2, id.Shares())); err != nil {
+			t.Errorf("closed endpoints: %v", err)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/aging"
+	"oneshot/internal/door"
 	"oneshot/partition"
 	"oneshot/transport/rdma"
 	"oneshot/volume"
@@ -49,13 +50,14 @@ type Store struct {
 	parts    map[partition.UUID]*part
 	barred   map[partition.UUID]bool // being changed, so that nothing may open them
 	sole     map[writer]uint64       // the newest lineage that was granted rdma.RightSole
+	shares   door.Shares             // endpoints
 	closed   bool
 }
 
 // writer is one who changes octets of a partition.
 type writer struct {
 	partition partition.UUID
-	who       string // identityText
+	who       string // Identity.String
 }
 
 // part is a partition whose volume is open.

@@ -141,6 +141,9 @@ func (e *endpoint) Lineage() uint64         { return 0 }
 var secret = []byte("a secret of the owner's")
 
 // newBench serves over pairs inside of the process, or over iWARP.
+// plenty is memory for the receives of more connections than a test has, though all are of one host.
+const plenty = 256 << 20
+
 func newBench(t testing.TB, overIWARP bool, poolSize int64, c service.Config) *bench {
 	t.Helper()
 	b := &bench{t: t, pool: mem.NewPool(poolSize), store: rdmatest.NewVolatile(size, 1)}

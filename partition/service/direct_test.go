@@ -29,7 +29,7 @@ func newMemoryBench(t testing.TB, overIWARP bool) (*bench, *memory.Store) {
 	check(t, err)
 	part, err := slice.New(s, size, size)
 	check(t, err)
-	b := &bench{t: t, pool: mem.NewPool(32 << 20), lends: true}
+	b := &bench{t: t, pool: mem.NewPool(plenty), lends: true}
 	b.serve(part, overIWARP, service.Config{})
 	return b, s
 }
@@ -97,7 +97,7 @@ func testDirect(t *testing.T, overIWARP bool) {
 	if !zeroes(octets(t, s)) {
 		t.Error("what was written without a request outlives a DISCARD")
 	}
-	if c := newBench(t, overIWARP, 32<<20, service.Config{}).use(0); c.info.STag != 0 {
+	if c := newBench(t, overIWARP, plenty, service.Config{}).use(0); c.info.STag != 0 {
 		t.Errorf("a store that is not memory is reached directly: %+v", c.info)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -115,7 +114,6 @@ func (c *conn) greetAttach(b []byte) {
 		entered := h != nil && c.enter(h, answer)
 		if entered {
 			c.timer.Stop()
-			c.s.conns.Prove(c)
 		}
 		c.replyAttached(answer, secret)
 		c.unlock()
@@ -152,7 +150,11 @@ func (c *conn) deny(m *wire.AttachMessage) {
 func (c *conn) enter(h *handle, answer *wire.AttachedMessage) bool {
 	ok := len(c.handles) < maxHandles && !c.dead
 	if ok && !c.attached {
-		if err := c.widen(); err != nil {
+		err := c.s.conns.ProveAs(c, c.s.places(), c.id.Shares())
+		if err == nil {
+			err = c.widen()
+		}
+		if err != nil {
 			c.s.log.Warn("partition not opened", slog.String("client", c.peer), slog.Any("reason", err))
 			ok = false
 		}
@@ -275,16 +277,8 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	return h, answer
 }
 
-// client tells clients apart whose sessions are remembered; empty: nothing is known of him.
-func (c *conn) client() string {
-	switch {
-	case c.id.Name != "":
-		return "name:" + c.id.Name
-	case c.id.Local:
-		return fmt.Sprintf("uid:%d", c.id.UID)
-	}
-	return ""
-}
+// client tells clients apart whose sessions are remembered.
+func (c *conn) client() string { return c.id.String() }
 
 // await ends the connection of a session whose client has come back on another one, and waits until nothing of it
 // is under way any more. False: that takes too long.

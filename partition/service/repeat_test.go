@@ -18,7 +18,7 @@ import (
 func TestAgainInAnyOrder(t *testing.T) {
 	s, err := memory.New(size)
 	check(t, err)
-	b := &bench{t: t, pool: mem.NewPool(32 << 20), late: make(chan func(), 64)}
+	b := &bench{t: t, pool: mem.NewPool(plenty), late: make(chan func(), 64)}
 	b.serve(s, false, service.Config{})
 	write := func(tag int, f wire.Flags) wire.Request {
 		return wire.Request{Op: wire.Write, Flags: wire.Inline | f, Tag: uint32(tag), Length: 512, Offset: uint64(tag%64) << 12}
@@ -101,7 +101,7 @@ func TestNothingBehindLostData(t *testing.T) {
 		"a durable record": {rdma.OrderStrict, wire.Barrier},
 	} {
 		t.Run(what, func(t *testing.T) {
-			b := newBench(t, false, 32<<20, service.Config{Memory: 1 << 20})
+			b := newBench(t, false, plenty, service.Config{Memory: 1 << 20})
 			c := b.connect(ins)
 			c.hello("")
 			c.attach(wire.AttachMessage{Partition: "disk/log", Order: uint16(x.order)}, nil)
@@ -129,7 +129,7 @@ func TestNothingBehindLostData(t *testing.T) {
 
 // When a connection has ended all that it has used is given up, though something hangs in the store.
 func TestGivenUpAtOnce(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	b.quits = make(chan struct{}, 4)
 	c := b.use(0)
 	handles := []uint32{c.handle}
@@ -156,7 +156,7 @@ func TestGivenUpAtOnce(t *testing.T) {
 // meanwhile. All that the connection has used is given up by then.
 func TestGivenUpBefore(t *testing.T) {
 	for _, overIWARP := range []bool{false, true} {
-		b := newBench(t, overIWARP, 32<<20, service.Config{})
+		b := newBench(t, overIWARP, plenty, service.Config{})
 		b.quits = make(chan struct{}, 1)
 		c := b.use(0)
 		await, release := b.store.Hold(everything)
@@ -178,7 +178,7 @@ func TestGivenUpBefore(t *testing.T) {
 // since: his client may have been given up. If nobody has written there, it is done.
 func TestOverdue(t *testing.T) {
 	for overtaken, want := range map[bool]wire.Status{false: wire.OK, true: wire.Ended} {
-		b := newBench(t, false, 32<<20, service.Config{Memory: 1 << 20})
+		b := newBench(t, false, plenty, service.Config{Memory: 1 << 20})
 		c := b.connect(ins)
 		c.hello("")
 		c.attach(wire.AttachMessage{Partition: "disk/log"}, nil)

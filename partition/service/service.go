@@ -19,6 +19,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,9 +89,11 @@ type Config struct {
 	Identify func(rdma.Request) partition.Identity
 	Logger   *slog.Logger // nil: silence
 
-	Credits     int   // requests of a connection without a response; 64, at most 64
-	Memory      int64 // bytes of Pool for the data of a connection's requests; 8 MiB
-	Connections int   // 256; half of them may be without a handle
+	Credits int   // requests of a connection without a response; 64, at most 64
+	Memory  int64 // bytes of Pool for the data of a connection's requests; 8 MiB
+	// Connections is how many there may be; 256. Half of them may be without a handle. Of those with one a client has half, or fewer: as
+	// many as half of the memory that Pool keeps has receives for (partition.Identity.Shares).
+	Connections int
 
 	StartTimeout time.Duration // for a connection to get its first handle; 10 s
 	Penalty      time.Duration // what a wrong proof costs; 1 s
@@ -222,6 +225,12 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
+// places returns how many connections with a handle there may be: of as many clients.
+func (s *Service) places() int {
+	leases := (s.cfg.Credits + slotsPer) / slotsPer
+	return min(s.limits.Load().Connections, int(s.cfg.Pool.MostKept()/int64(leases*mem.RoundUp(slotLease))))
+}
+
 // limit returns the most bytes of a READ or WRITE.
 func (s *Service) limit() int {
 	n := int64(maxLength)
@@ -264,6 +273,7 @@ func (s *Service) Accept(req rdma.Request) error {
 		return errors.Join(errNotOurs, req.Reject(nil))
 	}
 	c := &conn{s: s, far: &s.far, peer: req.RemoteAddr().String(), done: make(chan struct{}), handles: make(map[uint32]*handle)}
+	c.id.Host = door.Host(req.RemoteAddr())
 	if s.cfg.Identify != nil {
 		c.id = s.cfg.Identify(req)
 	}
@@ -274,7 +284,7 @@ func (s *Service) Accept(req rdma.Request) error {
 		}
 		c.far = &memory{dom: dom, lazy: true, alone: s.cfg.Device.Limits().UnguardedRead}
 	}
-	if err := s.conns.Enter(c, s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
+	if err := s.conns.Enter(c, cmp.Or(c.id.Host, c.id.String()), s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
 		c.letGo()
 		return errors.Join(err, req.Reject(nil))
 	}

@@ -23,7 +23,7 @@ import (
 func TestOperations(t *testing.T) {
 	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, overIWARP, 32<<20, service.Config{})
+			b := newBench(t, overIWARP, plenty, service.Config{})
 			c := b.use(0)
 			if m := c.info; m.Size != size || m.Unit != 512 || m.Credits != 64 || m.MaxLength != 1<<20 || m.Name != "disk/log" || m.Session == 0 {
 				t.Errorf("%+v", m)
@@ -73,7 +73,7 @@ func TestOperations(t *testing.T) {
 
 // A client proves that it knows a secret, and learns that the service does.
 func TestProof(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	c := b.connect(ins)
 	c.hello("owner")
 	c.attach(wire.AttachMessage{Partition: "disk/own", Tag: 5}, secret)
@@ -101,7 +101,7 @@ func TestProof(t *testing.T) {
 
 // A wrong proof is answered late, and nobody else waits for that.
 func TestWrongProof(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{Penalty: time.Hour})
+	b := newBench(t, false, plenty, service.Config{Penalty: time.Hour})
 	for what, attack := range map[string]func(c *client){
 		"another secret": func(c *client) {
 			c.hello("owner")
@@ -145,7 +145,7 @@ func TestWrongProof(t *testing.T) {
 			}
 		}
 	}
-	quick := newBench(t, false, 32<<20, service.Config{Penalty: 1})
+	quick := newBench(t, false, plenty, service.Config{Penalty: 1})
 	bad := quick.connect(ins)
 	bad.hello("owner")
 	bad.attach(wire.AttachMessage{Partition: "disk/own"}, []byte("guessed"))
@@ -157,7 +157,7 @@ func TestWrongProof(t *testing.T) {
 
 // LIST and INFO tell what one may reach, in as many messages as it takes.
 func TestList(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	names := func(c *client) (n int) {
 		for {
 			c.request(wire.Request{Op: wire.List, Offset: uint64(n)})
@@ -206,7 +206,7 @@ func TestList(t *testing.T) {
 
 // A request that is not allowed ends the use of its handle, and of nothing else.
 func TestRefused(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	other, innocent := b.use(0), b.use(0)
 	for what, c := range map[string]struct {
 		r    wire.Request
@@ -351,7 +351,7 @@ func TestOffences(t *testing.T) {
 	}
 	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, overIWARP, 32<<20, service.Config{})
+			b := newBench(t, overIWARP, plenty, service.Config{})
 			innocent := b.use(0)
 			base := b.pool.Stats().InUse
 			for what, offend := range fresh {
@@ -382,7 +382,7 @@ func TestOffences(t *testing.T) {
 func TestVanishes(t *testing.T) {
 	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, overIWARP, 32<<20, service.Config{})
+			b := newBench(t, overIWARP, plenty, service.Config{})
 			innocent := b.use(0)
 			base := b.pool.Stats().InUse
 			c := b.use(0)
@@ -403,7 +403,7 @@ func TestVanishes(t *testing.T) {
 
 // A client that takes no responses and goes: each command ends once, though a response is several work requests.
 func TestVanishesUnanswered(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	innocent := b.use(0)
 	base := b.pool.Stats().InUse
 	c := b.connect(2) // for the greeting, which are posted again
@@ -483,9 +483,9 @@ func (b *bench) exhaust() (release func()) {
 
 // Connections without a handle are at most half of all, and the oldest gives way.
 func TestStarting(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{Connections: 4})
+	b := newBench(t, false, plenty, service.Config{Connections: 8})
 	var idle []*client
-	for range 3 {
+	for range 5 {
 		c := b.connect(ins)
 		c.hello("")
 		idle = append(idle, c)
@@ -496,13 +496,79 @@ func TestStarting(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	b.use(0)
-	slow := newBench(t, false, 32<<20, service.Config{StartTimeout: 1})
+	slow := newBench(t, false, plenty, service.Config{StartTimeout: 1})
 	slow.connect(ins).ends("one that asks for nothing")
+}
+
+// No client has the connections of all: of what he has by name, by user or by host there is a share, whose size comes from the number of
+// connections or from the memory for their receives. Who begins many does not disturb who begins one.
+func TestShares(t *testing.T) {
+	const receives = 10 * 128 << 10 // of a connection with a partition
+	user := func(uid uint32) partition.Identity { return partition.Identity{Local: true, UID: uid} }
+	for _, row := range []struct {
+		connections int
+		pool        int64
+	}{{8, plenty}, {0, 2 * 8 * receives}} {
+		var who partition.Identity
+		b := newBench(t, false, row.pool, service.Config{
+			Connections: row.connections, Memory: 64 << 10, Identify: func(rdma.Request) partition.Identity { return who },
+		})
+		uses := func(id partition.Identity, want wire.Status) *client {
+			t.Helper()
+			who = id
+			c := b.connect(ins)
+			name, proof := "", []byte(nil)
+			if id.Name != "" {
+				name, proof = "owner", secret
+			}
+			c.hello(name)
+			c.attach(wire.AttachMessage{Partition: "disk/log"}, proof)
+			if m := c.attached(); m.Status != want {
+				t.Errorf("%v: %v, want %v", id, m.Status, want)
+			}
+			return c
+		}
+		leave := func(c *client) {
+			n := b.svc.Connections()
+			c.close()
+			b.settle(n - 1)
+		}
+		var all []*client
+		for range 4 {
+			all = append(all, uses(user(5), wire.OK))
+		}
+		leave(uses(user(5), wire.Busy))
+		all = append(all, uses(partition.Identity{Host: "a"}, wire.OK), uses(partition.Identity{Host: "a"}, wire.OK))
+		leave(uses(partition.Identity{Host: "a"}, wire.Busy))
+		all = append(all, uses(user(6), wire.OK))
+		leave(all[0])
+		all[0] = uses(user(5), wire.OK)
+		for _, c := range append(all[1:], all[0]) { // of whom the first is of 5
+			leave(c)
+		}
+		for range 4 {
+			all = append(all, uses(partition.Identity{Name: "owner"}, wire.OK))
+		}
+		leave(uses(partition.Identity{Name: "owner", Host: "a"}, wire.Busy))
+	}
+	var who partition.Identity
+	b := newBench(t, false, plenty, service.Config{Connections: 8, Identify: func(rdma.Request) partition.Identity { return who }})
+	who = user(5)
+	c := b.connect(ins)
+	who = user(6)
+	for range 20 {
+		b.connect(ins)
+	}
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+	if m := c.attached(); m.Status != wire.OK {
+		t.Errorf("%v", m.Status)
+	}
 }
 
 // A client that takes no responses is ended, and one that is only idle is not.
 func TestTakesNothing(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	idle, c := b.use(0), b.connect(2)
 	c.hello("")
 	m := wire.AttachMessage{Partition: "disk/log"}
@@ -527,7 +593,7 @@ func TestTakesNothing(t *testing.T) {
 
 // A session goes on with on another connection when nothing of the old one is under way any more.
 func TestSession(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	old := b.use(0)
 	await, release := b.store.Hold(everything)
 	old.request(wire.Request{Op: wire.Flush, Tag: 1})
@@ -560,7 +626,7 @@ func TestSession(t *testing.T) {
 // A client that loses a connection while it attaches comes back on a third one, while the service is still opening the partition for
 // the second. The session is that of the third one, with what was done.
 func TestSessionOfTheLast(t *testing.T) {
-	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1), doors: make(chan chan struct{}, 1)}
+	b := &bench{t: t, pool: mem.NewPool(plenty), store: rdmatest.NewVolatile(size, 1), doors: make(chan chan struct{}, 1)}
 	b.serve(b.store, false, service.Config{})
 	attach := func(session uint64) (*client, chan struct{}) {
 		c := b.connect(ins)
@@ -598,7 +664,7 @@ func TestSessionOfTheLast(t *testing.T) {
 // A client that has lost a connection again, while the service waits for the end of what the first one has left in the store, has only the
 // next one: nothing is opened for that which is lost.
 func TestNothingForALostConnection(t *testing.T) {
-	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1), doors: make(chan chan struct{}, 4)}
+	b := &bench{t: t, pool: mem.NewPool(plenty), store: rdmatest.NewVolatile(size, 1), doors: make(chan chan struct{}, 4)}
 	b.serve(b.store, false, service.Config{})
 	first := b.connect(ins)
 	first.hello("")
@@ -639,7 +705,7 @@ func TestNothingForALostConnection(t *testing.T) {
 
 // However many sessions a client leaves behind, and whatever many leave that only read, those of others are remembered.
 func TestSessionsOfOthers(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	c := b.use(0)
 	session := c.info.Session
 	c.close()
@@ -668,7 +734,7 @@ func TestSessionsOfOthers(t *testing.T) {
 // Who the device knows without a name has sessions of his own: another user does not go on with them. What he proves is known besides.
 func TestUsersOfDevice(t *testing.T) {
 	users := make(map[*local.Device]partition.Identity)
-	b := newBench(t, false, 32<<20, service.Config{Identify: func(r rdma.Request) partition.Identity { return users[local.Origin(r)] }})
+	b := newBench(t, false, plenty, service.Config{Identify: func(r rdma.Request) partition.Identity { return users[local.Origin(r)] }})
 	wire0 := b.wire
 	as := func(uid uint32, name string, session uint64) wire.AttachedMessage {
 		t.Helper()
@@ -704,7 +770,7 @@ func TestUsersOfDevice(t *testing.T) {
 // A request behind a fence does not pass it, even if its data has come and that of the fenced request has not.
 // Otherwise a failure of the later request would count as one before the fence.
 func TestFenceWithoutMemory(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{Memory: 1 << 20})
+	b := newBench(t, false, plenty, service.Config{Memory: 1 << 20})
 	c := b.use(0)
 	await, release := b.store.Hold(everything)
 	c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 1 << 20}) // takes all memory
@@ -774,7 +840,7 @@ func (b *bench) knock(private string) error {
 // Programs that know nothing of partitions, such as rping and those of librpma, ask for a connection without private data,
 // or with data of their own. They are rejected at once, and others are served.
 func TestStrangers(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{Connections: 2})
+	b := newBench(t, false, plenty, service.Config{Connections: 2})
 	for range 4 { // more than there may be
 		for _, private := range []string{"", "OSP", "\xc0\x00\x00\x00", "osp1", " OSP1"} {
 			if _, ok := errors.AsType[*rdma.RejectedError](b.knock(private)); !ok {
@@ -787,7 +853,11 @@ func TestStrangers(t *testing.T) {
 
 // Changed limits hold for new connections, and as far as possible for those that exist.
 func TestLimitsChange(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{Connections: 2})
+	uid := uint32(0)
+	b := newBench(t, false, plenty, service.Config{Connections: 2, Identify: func(rdma.Request) partition.Identity {
+		uid++
+		return partition.Identity{Local: true, UID: uid}
+	}})
 	b.use(0)
 	b.use(0)
 	tooMany := func() error { return b.knock(wire.Private) }
@@ -808,7 +878,7 @@ func TestLimitsChange(t *testing.T) {
 // A change of how long a client may leave responses untaken holds at once, even if the service has begun to wait for
 // longer.
 func TestPatienceChanges(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{Patience: time.Hour})
+	b := newBench(t, false, plenty, service.Config{Patience: time.Hour})
 	c := b.connect(2)
 	c.hello("")
 	m := wire.AttachMessage{Partition: "disk/log"}
@@ -869,7 +939,7 @@ func (c *counted) Close() error {
 // Where a peer may end any registration of its domain, each connection has a domain of its own for as long as it
 // lasts.
 func TestUnguardedInvalidate(t *testing.T) {
-	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1)}
+	b := &bench{t: t, pool: mem.NewPool(plenty), store: rdmatest.NewVolatile(size, 1)}
 	dev := &unguarded{qps: make(map[rdma.Domain]int)}
 	b.device = func(d rdma.Device) rdma.Device {
 		dev.Device = d
@@ -903,7 +973,7 @@ func TestUnguardedInvalidate(t *testing.T) {
 // A request that comes again on another connection of its session has the result that it had, and is not executed
 // again. What has failed there is known to the next fence here (O6).
 func TestAgain(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{})
+	b := newBench(t, false, plenty, service.Config{})
 	c := b.use(0)
 	b.store.Fail(func(op *backend.Op) error {
 		if op.Kind == backend.Write && op.Off == 512 {
@@ -974,7 +1044,7 @@ func TestAgain(t *testing.T) {
 
 // Before it has a partition, no more is taken of a client that takes no answers than answers have room. When it takes them, it gets all.
 func TestGreetingNotTaken(t *testing.T) {
-	b := newBench(t, false, 32<<20, service.Config{StartTimeout: time.Hour})
+	b := newBench(t, false, plenty, service.Config{StartTimeout: time.Hour})
 	c := b.connect(1)
 	m := wire.HelloMessage{Version: wire.Version}
 	c.send(0, m.AppendTo(nil), rdma.Work{})

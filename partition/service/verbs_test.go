@@ -27,7 +27,7 @@ func newSiwBench(t *testing.T) *bench {
 	fake.BeginTest(t, fake.Config{IWARP: true, Siw: true})
 	d, err := verbs.Open(verbs.Config{Name: fake.Name, LingerTime: 50 * time.Millisecond})
 	check(t, err)
-	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1), wire: d}
+	b := &bench{t: t, pool: mem.NewPool(plenty), store: rdmatest.NewVolatile(size, 1), wire: d}
 	b.serve(b.store, false, service.Config{})
 	return b
 }

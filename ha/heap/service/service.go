@@ -180,7 +180,7 @@ func (s *Service) accept(req rdma.Request) error {
 		return errors.Join(errNotOurs, req.Reject(nil))
 	}
 	c := newConn(s, req.RemoteAddr().String())
-	if err := s.conns.Enter(c, s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
+	if err := s.conns.Enter(c, door.Host(req.RemoteAddr()), s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
 		return errors.Join(err, req.Reject(nil))
 	}
 	if err := c.open(req); err != nil {

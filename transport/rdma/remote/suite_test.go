@@ -139,7 +139,7 @@ func (f *far) revoke(err error) {
 // newFar serves s on dev.
 func newFar(t testing.TB, s backend.Store, dev rdma.Device, listen string, c service.Config) *far {
 	t.Helper()
-	f := &far{t: t, pool: mem.NewPool(64 << 20), dev: dev, s: s}
+	f := &far{t: t, pool: mem.NewPool(256 << 20), dev: dev, s: s}
 	var err error
 	f.v, err = volume.New(volume.Config{Store: s})
 	check(t, err)
