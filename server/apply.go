@@ -73,7 +73,8 @@ func (s *Server) inForce() *config.Config {
 	return &c
 }
 
-// inForce returns c with the options and the size that it has while it is open.
+// inForce returns c, of the last configuration that was applied, with the options and the size that it has while it is open. The pace of a
+// mirror is no such option: each reload sets it.
 func (u *units) inForce(c config.Store) config.Store {
 	var opened *config.Store
 	if s := u.stores[medium(&c)]; s != nil {
@@ -86,6 +87,10 @@ func (u *units) inForce(c config.Store) config.Store {
 	}
 	o := *opened
 	o.Name, o.Pos, o.ReadOnly = c.Name, c.Pos, c.ReadOnly
+	if o.Mirror != nil {
+		m := *o.Mirror
+		m.Resync, o.Mirror = c.Mirror.Resync, &m
+	}
 	return o
 }
 
