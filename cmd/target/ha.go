@@ -388,6 +388,10 @@ func mirrorNews(c *mgmt.Cluster, m *mgmt.Mirror) (news []string) {
 		news = append(news, fmt.Sprintf("this node does not hear the primary, %s; without a majority of the voters nobody takes its place", m.Primary))
 	case state == primaryDown && inSync(m) < 2:
 		news = append(news, fmt.Sprintf("this node does not hear the primary, %s; no other copy is in sync, so if that node is lost hosts wait for it", m.Primary))
+	case state == primaryDown:
+		if name := drainedHeir(c, m); name != "" {
+			news = append(news, fmt.Sprintf("this node does not hear the primary, %s; node %s has a copy in sync, and is drained, so it does not take its place: target ha undrain %s lets it", m.Primary, name, name))
+		}
 	}
 	for _, c := range m.Copies {
 		if c.Reason != "" {
@@ -412,6 +416,21 @@ func mirrorNews(c *mgmt.Cluster, m *mgmt.Mirror) (news []string) {
 		news = append(news, fmt.Sprintf("copies were compared at %s: %s, %d repaired", v.Ended.Format(time.DateTime), count(v.Differ, "difference"), v.Repaired))
 	}
 	return news
+}
+
+// drainedHeir returns a node that would take the place of the primary if it were not drained; empty: there is none, or another one may.
+func drainedHeir(c *mgmt.Cluster, m *mgmt.Mirror) (drained string) {
+	for i := range m.Copies {
+		name := m.Copies[i].Node
+		if m.Copies[i].State != mgmt.CopyInSync || name == m.Primary || !isUp(c, name) {
+			continue
+		}
+		if !slices.ContainsFunc(c.Members, func(m mgmt.Member) bool { return m.Name == name && m.Drained }) {
+			return ""
+		}
+		drained = name
+	}
+	return drained
 }
 
 // paceText says how fast copies are brought level or compared, while that is done.

@@ -72,19 +72,22 @@ func TestStatesWithoutPrimary(t *testing.T) {
 		what       string
 		isUp       bool // a
 		leads      bool // w
+		drained    bool // b
 		role       string
 		primary    string
 		b          mgmt.Copy
 		want, news string
 	}{
-		{"a serves", true, true, "follower", "a", inSync, "healthy", ""},
-		{"it is taken over", false, true, "taking over", "a", inSync, "switching", ""},
-		{"a is lost, and w", false, false, "taking over", "a", inSync, "primary down", "without a majority of the voters nobody takes its place"},
-		{"a is lost, and had the only copy", false, true, "follower", "a", stale, "primary down", "no other copy is in sync, so if that node is lost hosts wait for it"},
-		{"as a witness sees it", false, true, mgmt.RoleNoCopy, "a", stale, "primary down", "no other copy is in sync"},
-		{"the disk of b, the only copy, was exchanged", false, true, "follower", "b", exchanged, "not served", "the copy of node b is unknown disk: the disk is another one"},
-		{"the same, and a is lost, whose copy is in sync", false, true, "follower", "a", exchanged, "primary down", "no other copy is in sync"},
-		{"b serves alone", false, true, mgmt.RolePrimary, "b", inSync, "degraded", ""},
+		{"a serves", true, true, false, "follower", "a", inSync, "healthy", ""},
+		{"it is taken over", false, true, false, "taking over", "a", inSync, "switching", ""},
+		{"a is lost, and w", false, false, false, "taking over", "a", inSync, "primary down", "without a majority of the voters nobody takes its place"},
+		{"a is lost, and had the only copy", false, true, false, "follower", "a", stale, "primary down", "no other copy is in sync, so if that node is lost hosts wait for it"},
+		{"a is lost, and b is drained", false, true, true, "follower", "a", inSync, "primary down", "node b has a copy in sync, and is drained, so it does not take its place: target ha undrain b lets it"},
+		{"a is lost, and b, which had no copy in sync, is drained", false, true, true, "follower", "a", stale, "primary down", "no other copy is in sync"},
+		{"as a witness sees it", false, true, false, mgmt.RoleNoCopy, "a", stale, "primary down", "no other copy is in sync"},
+		{"the disk of b, the only copy, was exchanged", false, true, false, "follower", "b", exchanged, "not served", "the copy of node b is unknown disk: the disk is another one"},
+		{"the same, and a is lost, whose copy is in sync", false, true, false, "follower", "a", exchanged, "primary down", "no other copy is in sync"},
+		{"b serves alone", false, true, false, mgmt.RolePrimary, "b", inSync, "degraded", ""},
 	} {
 		a := mgmt.Copy{Node: "a", State: mgmt.CopyInSync}
 		if c.primary == "b" {
@@ -92,7 +95,7 @@ func TestStatesWithoutPrimary(t *testing.T) {
 		}
 		cluster := &mgmt.Cluster{
 			Node:    "b",
-			Members: []mgmt.Member{{Name: "a", Up: c.isUp}, {Name: "b", Up: true}, {Name: "w", Up: c.leads, Leads: c.leads}},
+			Members: []mgmt.Member{{Name: "a", Up: c.isUp}, {Name: "b", Up: true, Drained: c.drained}, {Name: "w", Up: c.leads, Leads: c.leads}},
 			Mirrors: []mgmt.Mirror{{Name: "disk", Primary: c.primary, Role: c.role, Copies: []mgmt.Copy{a, c.b}}},
 		}
 		state, news := mirrorState(cluster, &cluster.Mirrors[0]), strings.Join(mirrorNews(cluster, &cluster.Mirrors[0]), "; ")
