@@ -265,10 +265,17 @@ func (c *Client) unreachable(err error) error {
 		return c.unheard(err)
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no daemon listens at %s: start the daemon with management: {socket: %s} in its configuration, or name its socket with --socket", c.socket, c.socket)
+	case errors.Is(err, syscall.EPROTOTYPE), errors.Is(err, syscall.ECONNREFUSED) && !isSocket(c.socket):
+		return fmt.Errorf("%s is no management socket: name the one that management: {socket: …} in the daemon's configuration names, with --socket", c.socket)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("the daemon of %s has died: start it again", c.socket)
+		return fmt.Errorf("the daemon of %s has died, or has not started yet: look at its log, and start it again", c.socket)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("only root and the user of the daemon may use %s", c.socket)
 	}
 	return fmt.Errorf("no answer from the daemon at %s: %w", c.socket, err)
+}
+
+func isSocket(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode()&fs.ModeSocket != 0
 }

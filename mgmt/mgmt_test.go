@@ -369,6 +369,21 @@ func TestUnreachable(t *testing.T) {
 	if _, err := NewClient(path).Status(context.Background()); err == nil || !strings.Contains(err.Error(), "has died") {
 		t.Error(err)
 	}
+	other := filepath.Join(t.TempDir(), "card") // what a portal with transport local is
+	card, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: other, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer card.Close()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{other, file, t.TempDir()} {
+		if _, err := NewClient(path).Status(context.Background()); err == nil || !strings.Contains(err.Error(), path+" is no management socket") {
+			t.Error(err)
+		}
+	}
 	c := NewClient(path)
 	if got := c.unreachable(&net.OpError{Err: fs.ErrPermission}); !strings.Contains(got.Error(), "only root") {
 		t.Error(got)
