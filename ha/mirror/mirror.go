@@ -148,6 +148,7 @@ type Mirror struct {
 	corks      []backend.Uncorker
 	batcher    backend.Batcher // the copy, if it is one; nil: it is none
 	prompt     backend.Prompt  // the same
+	thin       bool            // the copy can have holes, as a sparse file: where others read as zeroes it takes no space when it is brought level
 	works      int             // that the copy or the metadata are busy with
 	kept       []span          // of the journal: what is done there goes through it
 	journaling journaling
@@ -237,6 +238,9 @@ func Open(o Options) (*Mirror, error) {
 	m.seq = backend.NewSequencer(m.hand)
 	if err := m.makeArena(); err != nil {
 		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
+	}
+	if i := o.Copy.Info(); i.DiscardGranularity > 0 && !i.StatusUnknown { // a device may discard slowly, and has its space anyway
+		m.thin = true
 	}
 	m.batcher, _ = backend.As[backend.Batcher](o.Copy)
 	m.prompt, _ = backend.As[backend.Prompt](o.Copy)

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -439,7 +440,13 @@ func (m *Mirror) work(a replica.Action) {
 		op := backend.Op{Kind: backend.Discard, Off: a.Rec.Off, Len: a.Rec.Len}
 		var buf []byte
 		if a.Rec.Kind != replica.KindZero {
-			op.Kind, buf = backend.Write, m.arena[a.Rec.Addr:a.Rec.Addr+a.Rec.Len]
+			buf = m.arena[a.Rec.Addr : a.Rec.Addr+a.Rec.Len]
+		}
+		if m.thin && a.Rec.Kind == replica.KindResync && isZero(buf) {
+			buf = nil
+		}
+		if buf != nil {
+			op.Kind = backend.Write
 			if a.Rec.Atomic {
 				op.Flags = backend.Atomic
 			}
@@ -529,3 +536,6 @@ func (m *Mirror) workDone(w *work) {
 	m.spare = append(m.spare, w)
 	m.tell(e)
 }
+
+// isZero reports whether b, which is not empty, holds zeroes only.
+func isZero(b []byte) bool { return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
