@@ -362,13 +362,14 @@ func (w *worker) settledBlocks(ctx context.Context, v *view) (err error) {
 
 // insist reads until it succeeds.
 func (w *worker) insist(ctx context.Context, v *view, at, n int) ([]byte, error) {
-	b := make([]byte, n*sectorSize)
-	for {
-		res, err := w.do(ctx, &initiator.Command{LUN: v.lun, CDB: cdb16(v, 0x88, 0, at, n), In: b}, nil)
+	c := &initiator.Command{LUN: v.lun, CDB: cdb16(v, 0x88, 0, at, n), In: make([]byte, n*sectorSize)}
+	for range 1000 {
+		res, err := w.do(ctx, c, nil)
 		if err != nil || res == done {
-			return b, err
+			return c.In, err
 		}
 	}
+	return nil, fmt.Errorf("the %d sectors at %d of LUN %d cannot be read, however often it is tried: %w", n, at, v.lun, c.Failure())
 }
 
 // do runs a command and returns its outcome. It also calls told, if that is set, as soon as the

@@ -69,7 +69,8 @@ state: $DIR/state
 }
 
 // TestWritesInPart: Linux cuts long writes in requests. If one of these fails, it reports a short count. The
-// daemon then writes the rest again, to the right place.
+// daemon then writes the rest again, to the right place. It starts again some times: after the first durable write of a store that fails no
+// other one is done, and blocks of an atomic write that failed in the middle are refused.
 func TestWritesInPart(t *testing.T) {
 	r := newRun(t)
 	r.faults = true
@@ -97,6 +98,13 @@ state: $DIR/state
 	for _, d := range all {
 		d.medium.RefuseWrites(40)
 	}
-	r.work(4_000, all, nil)
-	r.target.Kill() // told to end, it would say that writes with FUA have failed
+	const lives = 4
+	r.work(4_000, all, r.lives(lives, func(life int64) {
+		r.target.Kill() // told to end, it would say that writes with FUA have failed
+		if life == lives-1 {
+			for _, d := range all {
+				d.medium.RefuseWrites(0)
+			}
+		}
+	}))
 }
