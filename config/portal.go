@@ -315,8 +315,8 @@ func (d *decoder) moving(o *object, p *Portal) bool {
 	ok := set(mirror, &p.Mirror, "the name of a mirror", func(text string) (string, error) { return text, checkStoreName(text) })
 	ok = set(nic, &p.Interface, "a network interface such as eth0", parseInterface) && ok
 	switch a := p.Listen.Addr(); {
-	case p.Transport != TransportTCP || p.Serve != ServeLUNs:
-		mirror.errorf("addresses that move are for initiators over tcp: remove mirror and interface, or make the transport tcp")
+	case p.Transport != TransportTCP && p.Transport != TransportIWARP || p.Serve != ServeLUNs:
+		mirror.errorf("addresses that move are for initiators over tcp and iwarp: remove mirror and interface, or make the transport one of these, without serve")
 		return false
 	case !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Zone() != "" || a.IsLinkLocalUnicast():
 		d.errorf(p.Pos, "the address goes with the primary of %q: write one that no machine has for good, such as 192.0.2.10:3260", p.Mirror)

@@ -80,17 +80,32 @@ func (t *Target) newMover(req rdma.Request) *Mover {
 }
 
 // accept answers a connection request.
-func (m *Mover) accept(req rdma.Request, offer *rdma.OneShotOffer) error {
+func (m *Mover) accept(req rdma.Request, offer *rdma.OneShotOffer, enter func(rdma.Request) (leave func())) error {
 	t := m.target
 	p := rdma.ConnParams{PrivateData: m.privateData(), OneShot: offer}
 	err := m.Accept(t.Target, m, req, t.cfg.receives(), p, nil, func() queuepair.Owner {
 		m.conn = t.cfg.Node.NewRDMAConn(m, &t.offer)
-		return m.conn
+		if enter == nil {
+			return m.conn
+		}
+		return guest{m.conn, enter(req)}
 	})
 	if err != nil && m.conn == nil {
 		t.cfg.Node.Dismiss()
 	}
 	return err
+}
+
+// guest is a connection of whose end somebody is told.
+type guest struct {
+	*iscsi.Conn
+	leave func()
+}
+
+// Lost implements queuepair.Owner.
+func (g guest) Lost(err error) {
+	g.Conn.Lost(err)
+	g.leave()
 }
 
 func (m *Mover) privateData() []byte {

@@ -25,7 +25,7 @@ func (b *bench) moverOf(t testing.TB, r *rdmatest.FakeRequest) (*Mover, *rdmates
 		t.Fatal("no connection is admitted")
 	}
 	m := b.target.newMover(r)
-	check(t, m.accept(r, nil))
+	check(t, m.accept(r, nil, nil))
 	return m, r.Pair
 }
 

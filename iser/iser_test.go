@@ -114,7 +114,7 @@ func newBenchOver(t testing.TB, limit int64, device rdma.Device, address string,
 	l, err := device.Listen(address)
 	check(t, err)
 	served := make(chan error, 1)
-	go func() { served <- target.Serve(l, offer) }()
+	go func() { served <- target.Serve(l, offer, nil) }()
 	b := &bench{
 		t: t, device: device, node: node, pool: pool, target: target, l: l, disk: st, volume: v, store: store, leases: pool.Stats().Leases,
 		said: said,

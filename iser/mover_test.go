@@ -33,7 +33,7 @@ func TestMover(t *testing.T) {
 				check(err)
 				served := make(chan error, 1)
 				offer := &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, Window: 32}
-				go func() { served <- target.Serve(l, offer) }()
+				go func() { served <- target.Serve(l, offer, nil) }()
 				return movertest.Service{
 					URL:    initiator.URL{Transport: transport, Address: l.Addr().String()},
 					Leases: pool.Stats().Leases,

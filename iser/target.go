@@ -80,8 +80,9 @@ func NewTarget(cfg Config) (*Target, error) {
 }
 
 // Serve accepts connections from l until it is closed. offer is what their initiators may ask for of
-// one-shot; nil: nothing.
-func (t *Target) Serve(l rdma.Listener, offer *rdma.OneShotOffer) error {
+// one-shot; nil: nothing. enter, if it is not nil, is called before a connection is made, and the function that it returns when the connection
+// has ended, with the lock of the connection held.
+func (t *Target) Serve(l rdma.Listener, offer *rdma.OneShotOffer, enter func(rdma.Request) (leave func())) error {
 	for {
 		req, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -101,7 +102,7 @@ func (t *Target) Serve(l rdma.Listener, offer *rdma.OneShotOffer) error {
 			_ = req.Reject(nil)
 			continue
 		}
-		if err := t.newMover(req).accept(req, offer); err != nil {
+		if err := t.newMover(req).accept(req, offer, enter); err != nil {
 			t.cfg.Logger.Warn("connection refused", "initiator_address", req.RemoteAddr().String(), "reason", err)
 		}
 	}

@@ -139,7 +139,7 @@ func TestVerbsReasonOfOffence(t *testing.T) {
 						return
 					}
 					m := b.target.newMover(req)
-					_ = m.accept(req, nil)
+					_ = m.accept(req, nil, nil)
 					accepted <- m
 				}()
 				c := dialFake(b, d)

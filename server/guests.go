@@ -40,8 +40,14 @@ func (g *guestbooks) of(mirror string) *guestbook {
 	return b
 }
 
+// visitor is somebody who is connected, or asks to be.
+type visitor interface {
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+}
+
 // enter notes a connection until leave is called. b may be nil.
-func (b *guestbook) enter(c *net.TCPConn) (leave func()) {
+func (b *guestbook) enter(c visitor) (leave func()) {
 	local, err := netip.ParseAddrPort(c.LocalAddr().String())
 	remote, err2 := netip.ParseAddrPort(c.RemoteAddr().String())
 	if b == nil || err != nil || err2 != nil {

@@ -44,7 +44,7 @@ func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
+	l, err := f.devices.member.listen(p, replaces)
 	if err != nil {
 		f.devices.release(d)
 		return nil, err

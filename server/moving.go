@@ -121,6 +121,25 @@ func addressOf(p *config.Portal) front.Address {
 	return front.Address{IP: p.Listen.Addr(), Interface: p.Interface}
 }
 
+// listen returns the socket of a portal over TCP, whose address may go with a mirror. m may be nil if it does not.
+func (m *member) listen(p *config.Portal, replaces []portal) (*net.TCPListener, error) {
+	if p.Mirror == "" {
+		return listenTCP(p.Network(), p.Address(), listeners(replaces)...)
+	}
+	if err := addressOf(p).Check(); err != nil {
+		return nil, err
+	}
+	return m.holder.listen(p, listeners(replaces)...)
+}
+
+// guests returns the book of the connections through a portal; nil: its address does not move.
+func (m *member) guests(p *config.Portal) *guestbook {
+	if p.Mirror == "" {
+		return nil
+	}
+	return m.books.of(p.Mirror)
+}
+
 func newMoving(s *mirrored) *moving {
 	return &moving{s: s, by: s.member.holder, wake: make(chan struct{}, 1), held: make(map[front.Address]*holding)}
 }

@@ -65,19 +65,11 @@ type tcpFront struct {
 }
 
 func (f *tcpFront) open(p *config.Portal, replaces []portal) (portal, error) {
-	var l *net.TCPListener
-	var guests *guestbook
-	var err error
-	if p.Mirror == "" {
-		l, err = listenTCP(p.Network(), p.Address(), listeners(replaces)...)
-	} else if err = addressOf(p).Check(); err == nil {
-		guests = f.member.books.of(p.Mirror)
-		l, err = f.member.holder.listen(p, listeners(replaces)...)
-	}
+	l, err := f.member.listen(p, replaces)
 	if err != nil {
 		return nil, err
 	}
-	return &tcpPortal{l, f, tcp.Config{Node: f.node, Pool: f.pool, NoModeration: p.NoModeration, Counters: f.counters}, guests}, nil
+	return &tcpPortal{l, f, tcp.Config{Node: f.node, Pool: f.pool, NoModeration: p.NoModeration, Counters: f.counters}, f.member.guests(p)}, nil
 }
 
 func (f *tcpFront) close() error { return nil }

@@ -97,15 +97,22 @@ func (v *rdmaDevices) target(d *rdmaDevice, serve config.Served) (rdmaTarget, er
 	t, err := iser.NewTarget(iser.Config{
 		Node: v.node, Device: d.Device, Transport: string(d.key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log, Idle: idle,
 	})
-	return iserTarget{t}, err
+	return iserTarget{t, v.member}, err
 }
 
 // iserTarget is the target's side of iSER on a device.
-type iserTarget struct{ *iser.Target }
+type iserTarget struct {
+	*iser.Target
+	member *member // nil: there is no cluster
+}
 
 // Serve implements rdmaTarget.
 func (t iserTarget) Serve(l rdma.Listener, p *config.Portal) error {
-	return t.Target.Serve(l, oneShot(p.OneShot))
+	var enter func(rdma.Request) (leave func())
+	if book := t.member.guests(p); book != nil {
+		enter = func(r rdma.Request) (leave func()) { return book.enter(r) }
+	}
+	return t.Target.Serve(l, oneShot(p.OneShot), enter)
 }
 
 // nvmeTarget is that of NVMe over RDMA.

@@ -158,6 +158,59 @@ func TestMirrorKeeper(t *testing.T) {
 	}
 }
 
+// TestMirrorKeeperISER: hosts of iSER over RDMA in user space go on, too, with no path but an address that moves, when the primary is killed, stopped and
+// ended. The keepers hold the sockets. The other node knows of the connections, so that it can have them reset.
+func TestMirrorKeeperISER(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	n := newSegment(t, "a", "b", "w")
+	s := newSiteAt(t, addressText+"  - {mirror: disk, transport: iwarp, listen: \"192.0.2.10:3261\", group: 10, interface: eth0}\n", []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
+	s.withKeepers(n)
+	s.startAll()
+	n.trusting()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	s.hasAddresses()
+	k := newKnocker(ctx, moves4+":3261")
+	defer k.stop()
+	l := newLoad(t, newFollower(ctx, s, "iser+iwarp://"+moves4+":3261"))
+	for _, how := range []struct {
+		what       string
+		lose, back func(string)
+	}{
+		{"killed", s.kill, func(name string) { s.start(name) }},
+		{"stopped", func(name string) { s.signal(name, syscall.SIGSTOP) }, func(name string) { s.signal(name, syscall.SIGCONT) }},
+		{"ended", s.stop, func(name string) { s.start(name) }},
+	} {
+		l.more(50)
+		for isKnown := false; !isKnown; { // on a busy machine another node may take over meanwhile
+			away := other(s.hasAddresses())
+			s.untilCluster(away, "it knows the connection", func(c *mgmt.Cluster) bool {
+				m := &c.Mirrors[0]
+				isKnown = m.Guests > 0 && m.Role != mgmt.RolePrimary
+				return isKnown || m.Role == mgmt.RolePrimary
+			})
+		}
+		lost := s.loses(how.lose, how.back)
+		l.more(50)
+		s.leaves(n, lost)
+		how.back(lost)
+		s.hasAddresses()
+		if got := k.refused.Swap(0); got > 0 {
+			t.Errorf("%s: %d connections were refused", how.what, got)
+		}
+	}
+	l.more(50)
+	l.end()
+	k.stop()
+	s.stopAll()
+	for _, name := range []string{"a", "b"} {
+		s.leaves(n, name)
+		s.stop(keeperOf(name))
+	}
+}
+
 // TestKeeper: what a keeper does for its daemon, which is this test.
 func TestKeeper(t *testing.T) {
 	if !inSegment(t) {

@@ -68,11 +68,14 @@ func newMultipath(ctx context.Context, s *site) *multipath {
 	return newMultipathAt(ctx, s, s.at[3], s.at[4])
 }
 
-// newMultipathAt is newMultipath for portals at these addresses.
+// newMultipathAt is newMultipath for portals at these addresses, which are of iSCSI, unless they begin with the scheme of a URL.
 func newMultipathAt(ctx context.Context, s *site, addresses ...string) *multipath {
 	m := &multipath{t: s.t, ctx: ctx, patience: pathTime, paths: make([]*path, len(addresses))}
 	for _, at := range addresses {
-		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
+		if !strings.Contains(at, "://") {
+			at = "iscsi://" + at
+		}
+		u, err := initiator.ParseURL(at + "/iqn.2026-11.example.oneshot:lab/0")
 		if err != nil {
 			s.t.Fatal(err)
 		}
