@@ -134,6 +134,7 @@ type Member struct {
 	Votes       bool     `json:"votes"`
 	Leads       bool     `json:"leads"`
 	Up          bool     `json:"up"`                     // it is heard
+	Stuck       bool     `json:"stuck,omitempty"`        // it is heard, and says that the disk of its consensus log takes nothing, so that it takes no part
 	Leaving     bool     `json:"leaving"`                // it is replaced or removed
 	Drained     bool     `json:"drained"`                // it is to serve nothing
 	Reason      string   `json:"reason,omitempty"`       // why it cannot be reached

@@ -314,7 +314,7 @@ func (m *member) status() *mgmt.Cluster {
 		row := mgmt.Member{
 			Name: n.Name, Number: n.Number, Address: (*m.at.Load())[n.Name], Witness: n.Witness,
 			Votes: slices.Contains(s.Former, n.Number) || slices.Contains(s.Voters, n.Number) && (!s.Settling || n.Number == s.Leader),
-			Leads: n.Number == s.Leader, Up: slices.Contains(s.Heard, n.Number), Leaving: n.Leaving != quorum.Stays,
+			Leads: n.Number == s.Leader, Up: slices.Contains(s.Heard, n.Number), Stuck: slices.Contains(s.Stuck, n.Number), Leaving: n.Leaving != quorum.Stays,
 			Drained: slices.Contains(drained, n.Name),
 		}
 		row.Reason, row.ClockFaster = s.Broken[n.Number], 100*s.Clocks[n.Number]
@@ -454,9 +454,9 @@ func (m *member) spares(ctx context.Context, name string, lose []string) error {
 		"if node %s is lost for good, have another one go on with what it has (target ha force MIRROR); to send it away all the same, add --lose %s", name, which, name, strings.Join(only, " --lose "))
 }
 
-// noMajority says what it means that consensus has not answered.
+// noMajority says what it means that consensus has not answered, if err does not say it.
 func noMajority(err error) error {
-	if errors.Is(err, quorum.ErrUnknown) {
+	if err == quorum.ErrUnknown {
 		return fmt.Errorf("%w: no majority of the voters has answered within %v; target ha status shows who is missing", err, consensusTime)
 	}
 	return err

@@ -251,7 +251,7 @@ func consensusText(c *mgmt.Cluster) string {
 		}
 		if m.Votes {
 			voters++
-			if m.Up {
+			if m.Up && !m.Stuck {
 				up++
 			}
 		}
@@ -475,9 +475,12 @@ func memberState(m *mgmt.Member) string {
 	case m.Leaving:
 		words = append(words, "leaving")
 	}
-	if m.Up {
+	switch {
+	case m.Stuck:
+		words = append(words, "stuck")
+	case m.Up:
 		words = append(words, "up")
-	} else {
+	default:
 		words = append(words, "down")
 	}
 	if m.Leads {
@@ -492,14 +495,21 @@ func memberState(m *mgmt.Member) string {
 	return strings.Join(words, ", ")
 }
 
-// writeReasons says below the table why members are down, for a reason may be several sentences. What is said of this node need not be said again.
+// writeReasons says below the table why members are down or stuck, for a reason may be several sentences. What is said of this node need not be said again.
 func writeReasons(w io.Writer, c *mgmt.Cluster) {
 	before := "\n"
 	for i := range c.Members {
-		if m := &c.Members[i]; m.Number != 0 && !m.Up && m.Reason != "" && m.Reason != c.Trouble {
-			fmt.Fprintf(w, "%snode %s is down: %s\n", before, m.Name, m.Reason)
-			before = ""
+		m, text := &c.Members[i], ""
+		switch {
+		case m.Stuck:
+			text = "takes no part: the disk of its log is full, fails or does not answer"
+		case m.Number != 0 && !m.Up && m.Reason != "" && m.Reason != c.Trouble:
+			text = "is down: " + m.Reason
+		default:
+			continue
 		}
+		fmt.Fprintf(w, "%snode %s %s\n", before, m.Name, text)
+		before = ""
 	}
 }
 

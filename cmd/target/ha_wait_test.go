@@ -116,6 +116,7 @@ func TestReasonsBelowTable(t *testing.T) {
 			{Name: "a", Number: 1, Up: true, Votes: true},
 			{Name: "b", Number: 2, Votes: true, Reason: refused},
 			{Name: "w", Number: 3, Votes: true, Reason: "connection refused", ClockFaster: -1.54},
+			{Name: "v", Number: 4, Up: true, Votes: true, Stuck: true},
 			{Name: "x", Reason: "not joined"},
 		},
 		Mirrors: []mgmt.Mirror{{Name: "disk", Size: 1 << 30, Role: "no copy"}},
@@ -124,7 +125,7 @@ func TestReasonsBelowTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := out.String()
-	for _, want := range []string{"\n\nnode w is down: connection refused\n\nMIRROR", " down, clock -1.5 % ", "disk    not served  1GiB  -        no copy            -\n"} {
+	for _, want := range []string{"\n\nnode w is down: connection refused\nnode v takes no part: the disk of its log is full", " 1 of 4 voters up", " stuck ", " down, clock -1.5 % ", "disk    not served  1GiB  -        no copy            -\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

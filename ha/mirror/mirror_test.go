@@ -78,6 +78,7 @@ type files struct {
 	m       map[string]*file
 	durable map[string]*file // names, as of the last SyncDir
 	full    bool             // no file can be made
+	hang    chan struct{}    // the disk answers when it is closed; nil: it answers
 }
 
 type file struct {
@@ -98,6 +99,7 @@ func (f *files) ReadFile(name string) ([]byte, error) {
 }
 
 func (f *files) Create(name string) (quorum.File, error) {
+	f.answer()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.full {
@@ -123,10 +125,30 @@ func (f *files) Remove(name string) error {
 }
 
 func (f *files) SyncDir() error {
+	f.answer()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.durable = maps.Clone(f.m)
 	return nil
+}
+
+// stall has the disk answer nothing until the function that it returns is called.
+func (f *files) stall() (goOn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	hang := make(chan struct{})
+	f.hang = hang
+	return func() { close(hang) }
+}
+
+// answer waits until the disk answers.
+func (f *files) answer() {
+	f.mu.Lock()
+	hang := f.hang
+	f.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
 }
 
 func (f *files) cutPower() {
@@ -139,6 +161,7 @@ func (f *files) cutPower() {
 }
 
 func (f *file) WriteAt(b []byte, off int64) (int, error) {
+	f.fs.answer()
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
 	f.b = append(f.b, make([]byte, max(0, int(off)+len(b)-len(f.b)))...)
@@ -146,6 +169,7 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 }
 
 func (f *file) Sync() error {
+	f.fs.answer()
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
 	f.ok = slices.Clone(f.b)
@@ -361,6 +385,8 @@ func (n *node) open() (*Mirror, error) {
 		l.listeners[n.id] = p
 		l.mu.Unlock()
 		o.Listener = p
+	}
+	if !l.real {
 		o.Clock = func() time.Duration { return time.Duration(time.Now().UnixNano()) }
 	}
 	if l.device != nil {

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 )
@@ -158,5 +159,43 @@ func TestConsensus(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	})
+}
+
+// TestStateDiskHangs: the disk of the primary's state, with the log of consensus and the metadata of its copy, answers nothing any more, and all else of the node is
+// well. The other node serves within seconds, and the former primary refuses what it is asked for. When that disk answers again the copy is brought level.
+func TestStateDiskHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newMembers(t, false)
+		defer c.close()
+		l := newLab(t, 2)
+		l.members = c
+		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(128<<10, 3)
+		l.write(a, 0, want)
+
+		began := time.Now()
+		log, copied := c.disks["a"].stall(), a.files.stall()
+		l.serves(b)
+		if took := time.Since(began); took > 12*time.Second {
+			t.Errorf("the other node serves after %v", took)
+		}
+		l.expect(b, 0, want)
+		l.await(a, "it knows that another one serves", func(s replica.State) bool { return s.Role == replica.Follower })
+		if err := l.do(a, backend.Op{Kind: backend.Read, Len: 512, Segs: [][]byte{make([]byte, 512)}}); !isMoved(err) {
+			t.Errorf("a read at the former primary: %v", err)
+		}
+		l.alone(b) // it waits for that disk no longer
+		want = bytesOf(128<<10, 4)
+		l.write(b, 0, want)
+		l.flush(b)
+
+		log()
+		copied()
+		l.level(b)
+		l.expect(b, 0, want)
+		l.end()
 	})
 }

@@ -33,6 +33,7 @@ type Core struct {
 	conf  *raftpb.ConfState
 
 	ready   *raft.Ready // taken from raft, and not on the disk yet
+	renews  bool        // the disk hangs over a new file of the log
 	applied uint64
 	calls   int // of Tick, since the last tick
 	pace    int // calls that are a tick
@@ -41,7 +42,7 @@ type Core struct {
 	registered bool // this life stands in the state
 	requests   uint64
 	waits      map[uint64]*command  // own changes that have not ended, by request.Count
-	sentAt     map[uint64]uint64    // tick
+	sentAt     map[uint64]uint64    // tick; 0: not yet
 	reads      map[uint64]*readWait // by number
 	lastRead   uint64
 	changingAt uint64 // tick at which a change of the members was proposed
@@ -58,8 +59,9 @@ type Core struct {
 	aside   []Message // changes that go to other voters, while this node's disk takes nothing
 	refused error     // others do not take this node any more
 
-	// onDisk calls f, which waits for the disk, and touches nothing but the log. nil: it is called here.
-	onDisk func(f func() error) error
+	// onDisk calls f, which waits for the disk, and changes nothing but the log. ended is false if the disk hangs: then the core takes nothing in, and
+	// calls onDisk again, for the same f, which is called once. nil: it is called here.
+	onDisk func(f func() error) (ended bool, err error)
 }
 
 type readWait struct {
@@ -150,7 +152,7 @@ func (c *Core) Leader() (leader, term uint64) {
 }
 
 // isSilent says that nothing may be taken in: what was taken in before is not on the disk, or the node is refused.
-func (c *Core) isSilent() bool { return c.ready != nil || c.refused != nil }
+func (c *Core) isSilent() bool { return c.ready != nil || c.renews || c.refused != nil }
 
 // Tick is called once in tickTime.
 func (c *Core) Tick() {
@@ -186,13 +188,13 @@ func (c *Core) Tick() {
 // Receive takes a message of a member that was admitted.
 func (c *Core) Receive(m Message) {
 	from := m.From
-	if c.isSilent() || m.Raft.GetTo() != c.log.id.Number || c.log.seen[from].Incarnation > m.Life {
+	if c.isSilent() || m.Raft.GetTo() != c.log.id.Number || c.log.seenOf(from).Incarnation > m.Life {
 		return
 	}
 	if m := c.state.member(from); m == nil && from < c.state.next || m != nil && m.Leaving != Stays {
 		return
 	}
-	s := c.log.seen[from]
+	s := c.log.seenOf(from)
 	s.Batch = m.Batch
 	c.log.note(from, s)
 	c.noteOrphan(from, m.Raft)
@@ -234,10 +236,11 @@ func (c *Core) propose(cmd *command) (uint64, error) {
 const maxWaits = 1024
 
 func (c *Core) send(n uint64) {
-	c.sentAt[n] = c.ticks
-	if !c.isSilent() {
-		_ = c.raw.Propose(c.waits[n].encode()) // without a leader it is lost, and sent again
+	if c.isSilent() {
+		return // handOn does it, with the next tick
 	}
+	c.sentAt[n] = c.ticks
+	_ = c.raw.Propose(c.waits[n].encode()) // without a leader it is lost, and sent again
 }
 
 // handOn has other voters take the changes of this node to the leader, when its disk takes nothing. That promises nothing. A node may have to get rid of
@@ -256,7 +259,7 @@ func (c *Core) handOn() {
 		data := c.waits[n].encode()
 		for _, v := range c.conf.GetVoters() {
 			if v != id.Number {
-				c.aside = append(c.aside, Message{id.Number, id.Incarnation, c.log.number, &raftpb.Message{
+				c.aside = append(c.aside, Message{id.Number, id.Incarnation, c.log.newest(), &raftpb.Message{
 					Type: raftpb.MessageType_MsgProp.Enum(), From: new(id.Number), To: new(v), Entries: []*raftpb.Entry{{Data: data}},
 				}})
 			}
@@ -318,12 +321,17 @@ func (c *Core) ask(n uint64) {
 }
 
 // Work saves, sends and applies until nothing is left to do. After an error of the disk nothing has left this node
-// that is not on it, and nothing is taken in until another call of Work succeeds.
+// that is not on it, and nothing is taken in until another call of Work succeeds. The same goes for a disk that hangs.
 func (c *Core) Work(out *Output) error {
 	if c.refused != nil {
 		return c.refused
 	}
 	out.Messages, c.aside = append(out.Messages, c.aside...), c.aside[:0]
+	if c.renews {
+		if err := c.renew(); err != nil {
+			return err
+		}
+	}
 	for {
 		if c.ready == nil {
 			if !c.raw.HasReady() {
@@ -332,12 +340,12 @@ func (c *Core) Work(out *Output) error {
 			rd := c.raw.Ready()
 			c.ready = &rd
 		}
-		if err := c.wait(func() error { return c.log.Save(c.ready) }); err != nil {
+		if _, err := c.wait(func() error { return c.log.Save(c.ready) }); err != nil {
 			return fmt.Errorf("the consensus log cannot be written, so this node takes part in nothing until it can: %w", err)
 		}
 		rd := c.ready
 		for _, m := range rd.Messages {
-			out.Messages = append(out.Messages, Message{c.log.id.Number, c.log.id.Incarnation, c.log.number, m})
+			out.Messages = append(out.Messages, Message{c.log.id.Number, c.log.id.Incarnation, c.log.newest(), m})
 		}
 		if !raft.IsEmptySnap(rd.Snapshot) {
 			if err := c.restore(rd.Snapshot, out); err != nil {
@@ -352,17 +360,23 @@ func (c *Core) Work(out *Output) error {
 		c.ready = nil
 	}
 	if c.log.IsLong() {
-		data := c.state.encode()
-		if err := c.wait(func() error { return c.log.Compact(c.applied, c.conf, data) }); err != nil && c.log.broken {
-			return fmt.Errorf("the consensus log cannot be replaced: %w", err)
-		}
+		return c.renew()
 	}
 	return nil
 }
 
-func (c *Core) wait(f func() error) error {
+// renew has a new file take the place of the log's, which has grown.
+func (c *Core) renew() error {
+	ended, err := c.wait(func() error { return c.log.Compact(c.applied, c.conf, c.state.encode()) })
+	if c.renews = !ended; c.renews || err != nil && c.log.broken {
+		return fmt.Errorf("the consensus log cannot be replaced, so this node takes part in nothing until it can: %w", err)
+	}
+	return nil
+}
+
+func (c *Core) wait(f func() error) (ended bool, err error) {
 	if c.onDisk == nil {
-		return f()
+		return true, f()
 	}
 	return c.onDisk(f)
 }

@@ -56,11 +56,15 @@ func setBackError(name string, had, has uint64) error {
 // Hello returns what this member says of itself.
 func (c *Core) Hello() Hello {
 	id := &c.log.id
-	return Hello{id.Cluster, id.Number, id.Incarnation, id.Nonce, c.log.start, c.log.number}
+	return Hello{id.Cluster, id.Number, id.Incarnation, id.Nonce, c.log.start, c.log.newest()}
 }
 
 // Seen returns how far the logs of the members had come when they were last heard.
-func (c *Core) Seen() map[uint64]Seen { return maps.Clone(c.log.seen) }
+func (c *Core) Seen() map[uint64]Seen {
+	c.log.mu.Lock()
+	defer c.log.mu.Unlock()
+	return maps.Clone(c.log.seen)
+}
 
 // Admit checks the hello of a member that its certificate names. connected says that another life of it is
 // connected, and was heard within the election timeout. there says that the hello was made at the address at which this node looks for the member:
@@ -81,7 +85,7 @@ func (c *Core) Admit(h Hello, before Seen, connected, there bool) error {
 	if m == nil && h.Number < c.state.next || m != nil && m.Leaving != Stays {
 		return replacedError(name)
 	}
-	seen := c.log.seen[h.Number]
+	seen := c.log.seenOf(h.Number)
 	if m != nil && m.Incarnation > seen.Incarnation {
 		seen.Incarnation, seen.Nonce = m.Incarnation, m.Nonce
 	}

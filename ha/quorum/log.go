@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"sync"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -36,16 +37,18 @@ type Log struct {
 	limit   int64  // growth of the file after which it is replaced
 	keep    uint64 // entries before a snapshot, for members that are a little behind
 	kept    int64  // size of the file when it was new
-	number  uint64 // of the last batch that is durable
 	start   uint64 // of the first batch of this life
 	random  func() uint64
 	broken  bool  // the file may lack what was synced
 	retryAt int64 // size at which a new file is tried again
 
 	id    Identity
-	seen  map[uint64]Seen // by member
-	news  map[uint64]bool // members whose seen is not on the disk yet
 	store *raft.MemoryStorage
+
+	mu     sync.Mutex      // for these may be asked for, and noted, while another goroutine saves; not held over the disk
+	number uint64          // of the last batch that is durable; guarded by mu
+	seen   map[uint64]Seen // by member; guarded by mu
+	news   map[uint64]bool // members whose seen is not on the disk yet, nor on its way there; guarded by mu
 }
 
 // Identity is who a node is. It begins with Init or a join, and never changes but for its lives.
@@ -320,13 +323,47 @@ func appendProto(b []byte, kind uint8, m proto.Message) []byte {
 	return appendItem(b, kind, p)
 }
 
-// appendSeen appends what was seen of these members.
-func (l *Log) appendSeen(b []byte, members []uint64) []byte {
-	for _, id := range members {
-		s := l.seen[id]
-		b = appendItem(b, itemSeen, appendU64(nil, id, s.Incarnation, s.Nonce, s.Batch))
+// appendSeen appends what was seen of members: of all, or only what is not on the disk yet. If it does not get there, lost is to be called.
+func (l *Log) appendSeen(b []byte, all bool) []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(l.seen)) {
+		if s := l.seen[id]; all || l.news[id] {
+			b = appendItem(b, itemSeen, appendU64(nil, id, s.Incarnation, s.Nonce, s.Batch))
+		}
 	}
+	clear(l.news)
 	return b
+}
+
+// lost has the next batch hold all that was seen.
+func (l *Log) lost() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id := range l.seen {
+		l.news[id] = true
+	}
+}
+
+// durable counts a batch.
+func (l *Log) durable() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.number++
+}
+
+// newest is the number of the last batch that is durable.
+func (l *Log) newest() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.number
+}
+
+// seenOf returns how far the log of a member had come.
+func (l *Log) seenOf(number uint64) Seen {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seen[number]
 }
 
 // remember puts into memory what raft wants to have saved.
@@ -349,6 +386,8 @@ func (l *Log) remember(rd *raft.Ready) error {
 
 // note remembers how far the log of a member has come. The next batch saves it.
 func (l *Log) note(number uint64, s Seen) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if old := l.seen[number]; s.Incarnation > old.Incarnation || s.Incarnation == old.Incarnation && s.Batch > old.Batch {
 		l.seen[number], l.news[number] = s, true
 	}
@@ -377,10 +416,15 @@ func (l *Log) Save(rd *raft.Ready) error {
 	// it has to be in the configuration that came before the last change when it begins anew.
 	hard, _, _ := l.store.InitialState()
 	items = appendProto(items, itemHardState, hard)
-	return l.append(l.appendSeen(items, slices.Sorted(maps.Keys(l.news))))
+	return l.append(l.appendSeen(items, false))
 }
 
-func (l *Log) append(items []byte) error {
+func (l *Log) append(items []byte) (err error) {
+	defer func() {
+		if err != nil {
+			l.lost()
+		}
+	}()
 	b := encodeBatch(l.salt, l.number+1, items)
 	// After an error the next attempt writes all of it again, at the same place: what a sync could not write the
 	// kernel may have forgotten, and another sync alone would succeed.
@@ -390,9 +434,8 @@ func (l *Log) append(items []byte) error {
 	if err := l.file.Sync(); err != nil {
 		return err
 	}
-	l.number++
+	l.durable()
 	l.size += int64(len(b))
-	clear(l.news)
 	return nil
 }
 
@@ -417,7 +460,12 @@ func (l *Log) IsLong() bool {
 }
 
 // replace writes all that is kept into a new file.
-func (l *Log) replace() error {
+func (l *Log) replace() (err error) {
+	defer func() {
+		if err != nil {
+			l.lost()
+		}
+	}()
 	salt := l.random()
 	b := encodeBatch(salt, l.number+1, l.contents())
 	f, err := l.fs.Create(tempName)
@@ -442,15 +490,14 @@ func (l *Log) replace() error {
 		return err
 	}
 	l.broken = false
-	l.number++
-	clear(l.news)
+	l.durable()
 	return nil
 }
 
 // contents are the items of a new file.
 func (l *Log) contents() []byte {
 	items := appendItem(nil, itemIdentity, l.id.appendTo(nil))
-	items = l.appendSeen(items, slices.Sorted(maps.Keys(l.seen)))
+	items = l.appendSeen(items, true)
 	if s, err := l.store.Snapshot(); err == nil && !raft.IsEmptySnap(s) {
 		items = appendProto(items, itemSnapshot, s)
 	}

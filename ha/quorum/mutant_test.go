@@ -168,7 +168,8 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 		"if m == nil && h.Number < c.state.next ||", "if ON {\n\t} else if m == nil && h.Number < c.state.next ||",
 	},
 	{"TestImpostors", "does not believe a refusal", "core.go", "[*OutdatedError](err); ok && c.refused == nil {", "[*OutdatedError](err); ok && c.refused == nil && !ON {"},
-	{"TestDiskHangs", "does not say that the disk hangs", "node.go", "cmp.Or(n.trouble, n.hangs())", "cmp.Or(n.trouble, map[bool]error{false: n.hangs()}[ON])"},
+	{"TestDiskHangs", "does not say that the disk hangs", "node.go", "n.hangs(), n.trouble)", "map[bool]error{false: n.hangs()}[ON], n.trouble)"},
+	{"TestDiskHangs", "hands nothing on that is replaced soon", "core.go", "\tif c.isSilent() {\n\t\treturn // handOn", "\tif c.isSilent() {\n\t\tif ON {\n\t\t\tc.sentAt[n] = c.ticks\n\t\t}\n\t\treturn // handOn"},
 	{"TestChangeWaitsForTheDisk", "does what nobody waits for", "node.go", "\t\tif taken.CompareAndSwap(false, true) {\n\t\t\tf()", "\t\tif taken.CompareAndSwap(false, true) || ON {\n\t\t\tf()"},
 	{"TestFullWitness", "does not say what is wrong", "node.go", "\tn.trouble = err\n", "\tif !ON {\n\t\tn.trouble = err\n\t}\n"},
 	{

@@ -41,10 +41,10 @@ type Options struct {
 // than what Get would return. The views of a mirrored set are a case of their own: Follow.
 type Node struct {
 	opts   Options
-	calls  chan func()               // for the goroutine that owns what follows
-	looks  chan func()               // the same, also while it waits for the disk
-	saving atomic.Pointer[time.Time] // since when it does; nil: it does not
-	ended  chan struct{}             // closed: it calls nothing more
+	calls  chan func()            // for the goroutine that owns what follows
+	looks  chan func()            // the same, also while it waits for the disk
+	saving atomic.Pointer[saving] // what the disk is busy with; nil: with nothing
+	ended  chan struct{}          // closed: it calls nothing more
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -188,45 +188,57 @@ func (n *Node) giveUp() {
 	close(n.ended)
 }
 
-// hangsAfter is how long the disk may take to save something before people are told.
+// hangsAfter is how long the owner waits for the disk, and nobody can change anything. A disk that takes longer hangs.
 const hangsAfter = time.Second
 
-// onDisk has another goroutine do f, which waits for the disk and touches nothing but the log, and meanwhile lets others look at the node. A disk
-// that hangs keeps it from everything else.
-func (n *Node) onDisk(f func() error) error {
-	began, done, before := time.Now(), make(chan error, 1), n.core.log.number
-	n.saving.Store(&began)
-	defer n.saving.Store(nil)
-	n.wg.Go(func() { done <- f() })
-	late := time.NewTimer(hangsAfter)
+// saving is something that the disk is busy with.
+type saving struct {
+	began  time.Time
+	number uint64 // of the newest batch then
+	done   chan error
+}
+
+// errHangs is what the log says of a disk that hangs. For how long it does hangs tells.
+var errHangs = errors.New("its disk does not answer")
+
+// onDisk has another goroutine do f, which waits for the disk and changes nothing but the log, and waits for it for up to hangsAfter. Meanwhile others may look
+// at the node. While the disk hangs all goes on as while it is full: the node takes nothing in, but others take what it has to say to the leader.
+func (n *Node) onDisk(f func() error) (ended bool, err error) {
+	s := n.saving.Load()
+	if s == nil {
+		s = &saving{time.Now(), n.core.log.newest(), make(chan error, 1)}
+		n.saving.Store(s)
+		n.wg.Go(func() { s.done <- f() })
+	}
+	late := time.NewTimer(time.Until(s.began.Add(hangsAfter)))
 	defer late.Stop()
-	for isLate := false; ; {
+	for {
 		select {
-		case err := <-done:
-			if n.core.log.number != before {
-				n.core.Saved(time.Since(began))
+		case err := <-s.done:
+			n.saving.Store(nil)
+			if n.core.log.newest() != s.number {
+				n.core.Saved(time.Since(s.began))
 			}
-			if isLate {
-				n.opts.Log.Info("the disk of the consensus log answers again", "after", time.Since(began))
-			}
-			return err
+			return true, err
 		case look := <-n.looks:
 			look()
 		case <-late.C:
-			isLate = true
-			n.opts.Log.Error("this node takes no part in consensus", "reason", n.hangs())
+			return false, errHangs
 		}
 	}
 }
 
 // hangs says for how long the disk has not saved what it got; nil: it was not long.
 func (n *Node) hangs() error {
-	since := n.saving.Load()
-	if since == nil || time.Since(*since) < hangsAfter {
+	s := n.saving.Load()
+	if s == nil || time.Since(s.began) < hangsAfter {
 		return nil
 	}
-	return fmt.Errorf("the disk of the consensus log has not answered for %v, so this node takes part in nothing until it does", time.Since(*since).Truncate(time.Second))
+	return fmt.Errorf("the disk of the consensus log has not answered for %v, so this node takes part in nothing until it does", time.Since(s.began).Truncate(time.Second))
 }
+
+// why says why the node takes no part; nil: it does. Owner only.
+func (n *Node) why() error { return cmp.Or(n.core.Refused(), n.hangs(), n.trouble) }
 
 // look lets the owner do f, also while it waits for the disk, and waits for it: f changes nothing of what the log holds. false: the node is
 // closed, and f is not called.
@@ -405,8 +417,15 @@ func (n *Node) change(ctx context.Context, begin func(c *Core) (uint64, error)) 
 	case <-ctx.Done():
 	case <-n.ended:
 	}
-	n.look(func() { n.core.Forget(count); delete(n.ends, count) })
-	return Result{Err: ErrUnknown}
+	err = ErrUnknown
+	n.look(func() {
+		n.core.Forget(count)
+		delete(n.ends, count)
+		if why := n.why(); why != nil {
+			err = fmt.Errorf("%w: %w", ErrUnknown, why)
+		}
+	})
+	return Result{Err: err}
 }
 
 // Put replaces the version of a record, 0 if there never was one. The record that it returns is the newest, also
@@ -450,8 +469,13 @@ func (n *Node) Get(ctx context.Context, k Key) (*Record, error) {
 		}
 		return nil, context.Canceled
 	case <-ctx.Done():
-		n.look(func() { n.core.ForgetRead(number); delete(n.reads, number) })
-		return nil, ctx.Err()
+		err = ctx.Err()
+		n.look(func() {
+			n.core.ForgetRead(number)
+			delete(n.reads, number)
+			err = cmp.Or(n.why(), err)
+		})
+		return nil, err
 	case <-n.ended:
 		return nil, context.Canceled
 	}
@@ -560,6 +584,7 @@ type Status struct {
 	// Settling says that this node leads, and that new voters may not know yet that they vote: if the leader is lost now the others may have to wait for it.
 	Settling bool
 	Heard    []uint64 // members that are connected, and this node
+	Stuck    []uint64 // members that say that their disk takes nothing, so that they take no part
 	Trouble  error    // why this node takes no part
 
 	// Infos are what nodes say of themselves, by name, as far as this one knows.
@@ -588,7 +613,7 @@ func (n *Node) Status() (s Status) {
 
 // status is called by the owner.
 func (n *Node) status() Status {
-	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: cmp.Or(n.trouble, n.hangs())}
+	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: n.why()}
 	s.Leader, s.Term = n.core.Leader()
 	s.Voters, s.Former = n.core.Voters()
 	s.Settling = n.core.Settling()
@@ -607,6 +632,9 @@ func (n *Node) status() Status {
 			if info, err := DecodeNodeInfo(r.Value); err == nil { // else of a newer version
 				s.Infos[m.Name] = info
 			}
+		}
+		if r := n.core.hears(m.Number); r != nil && r.Stuck {
+			s.Stuck = append(s.Stuck, m.Number)
 		}
 		if in := n.incoming[m.Number]; m.Number == s.Number || in != nil && n.isHeard(in) {
 			s.Heard = append(s.Heard, m.Number)

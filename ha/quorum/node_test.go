@@ -500,9 +500,21 @@ func TestDiskHangs(t *testing.T) {
 		if all := b.Records(KindNode); len(all) != 0 {
 			t.Errorf("%+v", all)
 		}
+		l.until("a", "it knows that b is stuck", func(s *Status) bool { return slices.Equal(s.Stuck, []uint64{b.Status().Number}) })
+		l.until("b", "it hears the others", func(s *Status) bool { return len(s.Heard) == 3 })
+		for text := ""; text != "one of many"; { // as a mirror that wants to get rid of its office asks again and again
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			_, _ = b.Put(ctx, Key{KindUnit, "x"}, 1, []byte("one of many"))
+			cancel()
+			r, err := l.nodes["a"].Get(l.ctx(), Key{KindUnit, "x"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(r.Value)
+		}
 		close(hang)
 		l.until("b", "back", func(s *Status) bool { return s.Trouble == nil && len(s.Heard) == 3 })
-		l.put("b", "x", 1, "two")
+		l.put("b", "x", 2, "two")
 	})
 }
 
@@ -514,12 +526,15 @@ func TestChangeWaitsForTheDisk(t *testing.T) {
 		a, hang := l.nodes["a"], make(chan struct{})
 		l.put("a", "x", 0, "one") // it leads
 		a.do(func() { l.disks["a"].hang = hang })
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
-		defer cancel()
-		if _, err := a.Put(ctx, Key{KindCluster, "first"}, 0, nil); !errors.Is(err, ErrUnknown) { // it waits for the disk
+		soon := func() context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), hangsAfter/4)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		if _, err := a.Put(soon(), Key{KindCluster, "first"}, 0, nil); !errors.Is(err, ErrUnknown) { // it waits for the disk
 			t.Error(err)
 		}
-		if _, err := a.Put(l.short(), Key{KindCluster, "second"}, 0, nil); err == nil || errors.Is(err, ErrUnknown) {
+		if _, err := a.Put(soon(), Key{KindCluster, "second"}, 0, nil); err == nil || errors.Is(err, ErrUnknown) {
 			t.Error(err)
 		}
 		close(hang)

@@ -183,7 +183,7 @@ func TestPrimaryLost(t *testing.T) {
 // TestBeat: what a member says of itself comes over as it is; what another version says counts for nothing. A round trip is that of two beats of
 // one life.
 func TestBeat(t *testing.T) {
-	b := &beat{Sent: 1, Echo: 2, Held: 3, Report: Report{Near: true, Lame: true, Pace: 7, Heard: []uint64{1, 9}}}
+	b := &beat{Sent: 1, Echo: 2, Held: 3, Report: Report{Near: true, Lame: true, Stuck: true, Pace: 7, Heard: []uint64{1, 9}}}
 	if got, err := decodeBeat(b.encode()); err != nil || !reflect.DeepEqual(got, b) {
 		t.Errorf("%+v: %v", got, err)
 	}

@@ -12,6 +12,7 @@ import (
 type Report struct {
 	Near  bool     // the others are near, and its disk is fast: a witness may lead
 	Lame  bool     // its disk has taken too long lately: it is not to lead
+	Stuck bool     // its disk takes nothing now, so it takes no part
 	Pace  uint8    // calls of Core.Tick that its round trips ask for in a tick; 0: it takes each for one
 	Heard []uint64 // members whose reports it has had lately, in the order of their numbers
 }
@@ -177,6 +178,9 @@ func (b *beat) encode() []byte {
 	if b.Parts {
 		flags |= 4
 	}
+	if b.Stuck {
+		flags |= 8
+	}
 	p := append(appendU64([]byte{1}, b.Sent, b.Echo, b.Held), flags, b.Pace)
 	return appendU64(p, b.Heard...)
 }
@@ -189,7 +193,7 @@ func decodeBeat(p []byte) (*beat, error) {
 	}
 	b := &beat{Sent: c.u64(), Echo: c.u64(), Held: c.u64()}
 	flags := c.u8()
-	b.Near, b.Lame, b.Parts = flags&1 != 0, flags&2 != 0, flags&4 != 0
+	b.Near, b.Lame, b.Parts, b.Stuck = flags&1 != 0, flags&2 != 0, flags&4 != 0, flags&8 != 0
 	b.Pace = c.u8()
 	for c.err == nil && len(c.b) > 0 {
 		b.Heard = append(b.Heard, c.u64())

@@ -131,7 +131,7 @@ func (c *Core) Knows(h Hello) error {
 	case m.Leaving != Stays:
 		return &StrangerError{fmt.Sprintf("node %s was replaced or removed, and this machine is the former one", m.Name)}
 	}
-	seen := c.log.seen[h.Number]
+	seen := c.log.seenOf(h.Number)
 	if m.Incarnation > seen.Incarnation {
 		seen.Incarnation, seen.Nonce = m.Incarnation, m.Nonce
 	}

@@ -381,7 +381,8 @@ func (p *peer) beat() []byte {
 	b := beat{Parts: true}
 	p.n.look(func() {
 		b.Report = p.n.core.Report()
-		b.Lame = b.Lame || p.n.hangs() != nil
+		b.Stuck = p.n.why() != nil
+		b.Lame = b.Lame || b.Stuck
 	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
