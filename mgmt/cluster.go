@@ -102,7 +102,7 @@ type Copy struct {
 	Missing   int64     `json:"missing"` // bytes that the copy of the answering node goes without, because no copy could read them; of others it does not know
 	Lag       int64     `json:"lag_ns"`  // how long the oldest write waits that the disk of a copy in sync does not have, as the primary knows
 	Connected bool      `json:"connected"`
-	Reason    string    `json:"reason,omitempty"` // of the answering node's copy: why all of it has to be brought level, and what to do
+	Reason    string    `json:"reason,omitempty"` // of the answering node's copy: why all of it has to be brought level, or what its disk fails with, and what to do
 }
 
 // Roles of a node in a mirror that others decide by.

@@ -124,6 +124,9 @@ func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgm
 	default:
 		c.State = mgmt.CopyStale
 	}
+	if id == s.self && st.Failed != nil && c.Reason == "" {
+		c.Reason = fmt.Sprintf("its disk does not take what is written (%v), which is tried again and again: make room, or mend the disk", st.Failed)
+	}
 	return c
 }
 

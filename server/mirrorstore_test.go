@@ -115,3 +115,19 @@ func TestStatusOfAnotherDisk(t *testing.T) {
 		t.Errorf("the former disk: %+v", own)
 	}
 }
+
+// TestStatusOfDiskThatFails: what the disk of a node's copy fails with is the reason of that copy, whatever its state is.
+func TestStatusOfDiskThatFails(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	m := primary(t, s)
+	st, _ := m.Status()
+	st.Failed = errors.New("no space left on device")
+	if c := m.copyStatus(&st, m.self, "a"); c.State != mgmt.CopyInSync || !strings.Contains(c.Reason, "does not take what is written (no space left on device)") {
+		t.Errorf("the copy of this node: %+v", c)
+	}
+	if c := m.copyStatus(&st, m.idOf("b"), "b"); c.Reason != "" {
+		t.Errorf("the copy of another one: %+v", c)
+	}
+}

@@ -150,6 +150,54 @@ func TestAloneAndFull(t *testing.T) {
 	})
 }
 
+// TestStatusOfBadDisks: while the disk of a node's copy does not take what is written, or does not sync it, the status of that node says so, also if
+// that copy is the only one, and in sync; afterwards it does not.
+func TestStatusOfBadDisks(t *testing.T) {
+	for _, name := range []string{"fails", "does not flush", "is full"} {
+		for _, alone := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, 2)
+				store := l.withFaults()
+				l.begin()
+				defer l.end()
+				a, bad := l.nodes[0], l.nodes[1]
+				if alone {
+					bad.kill()
+					l.alone(a)
+					bad = a
+				}
+				says := func(when string, want bool) {
+					t.Helper()
+					for range 60 { // seconds, of this bubble
+						if st, _ := bad.mirror.Status(); st.Failed != nil == want {
+							return
+						}
+						time.Sleep(time.Second)
+					}
+					st, _ := bad.mirror.Status()
+					t.Errorf("a disk %s, alone %v, %s: %v", name, alone, when, st.Failed)
+				}
+				says("before that", false)
+				mend := badDisks[name](store(bad))
+				l.write(a, 64<<10, bytesOf(128<<10, 2))
+				says("meanwhile", true)
+				if !alone {
+					l.alone(a)
+					time.Sleep(5 * time.Second) // it is tried again and again
+					says("when its copy is not in sync", true)
+				}
+				mend()
+				if alone {
+					l.flush(a)
+				} else {
+					l.level(a)
+				}
+				says("afterwards", false)
+			})
+		}
+	}
+}
+
 // TestFlushAfterKill: a process that ends leaves in the page cache what its disk does not have. The next one answers a flush when the disk
 // has that, though the flush is all that it was asked for.
 func TestFlushAfterKill(t *testing.T) {

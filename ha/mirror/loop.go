@@ -307,6 +307,9 @@ func (m *Mirror) happened(e replica.Event) {
 		if m.doubt != nil && m.doubt.Taken && e.View.InSync.Has(m.cfg.Self) {
 			m.doubt = nil
 		}
+		if e.View.InSync.Has(m.cfg.Self) {
+			m.failed = nil
+		}
 		m.enter(e.View)
 	case replica.Drained:
 		m.drained = e.Nodes

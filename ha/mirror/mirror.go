@@ -122,6 +122,7 @@ type Mirror struct {
 	unflushed  bool          // peers, or what publish tells of, may have something new since the last time
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
 	doubt      *Doubt        // of the disk of this node's copy; nil: none
+	failed     error         // see Status.Failed
 	core       *replica.Core // nil, too
 	viewed     replica.View  // the newest that was told
 	arena      []byte

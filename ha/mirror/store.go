@@ -516,6 +516,16 @@ func (m *Mirror) workDone(w *work) {
 		m.opts.Log.Warn("the copy of a mirror has failed", "operation", w.op.Kind, "reason", w.op.Err)
 	}
 	switch w.kind {
+	case workApply:
+		if e.Failed {
+			m.failed = w.op.Err
+		}
+	case workSync: // of a copy that is not in sync one that goes well may be beside writes that fail
+		if e.Failed {
+			m.failed = w.op.Err
+		} else if m.viewed.InSync.Has(m.cfg.Self) {
+			m.failed = nil
+		}
 	case workLoad:
 		e.Sum = sumOf(w.segs[0])
 	case workHash:
