@@ -56,7 +56,7 @@ func (d *Device) Connect(ctx context.Context, rq rdma.QueuePair, addr string, p 
 		return err
 	}
 	if ctx.Err() != nil {
-		err = ctx.Err()
+		err = fmt.Errorf("who listens there does not answer the MPA Request, as another service would not, or one that hangs: %w", ctx.Err())
 	}
 	return fmt.Errorf("iwarp: connect to %s: %w", addr, err)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -356,6 +357,33 @@ func TestConnectFails(t *testing.T) {
 		}
 		e.close()
 	}
+}
+
+// TestConnectToAnother: that a port is another service's, which takes the MPA Request and says nothing, is said.
+func TestConnectToAnother(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = c.Read(make([]byte, 1))
+		cancel()
+		_, _ = c.Read(make([]byte, 4096)) // the rest; then Connect closes the connection
+	}()
+	e := newEnd(t, setup{device: Config{StartupTimeout: 5 * time.Minute}})
+	err = e.dev.Connect(ctx, e.qp, l.Addr().String(), rdma.ConnParams{})
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "does not answer the MPA Request") {
+		t.Error(err)
+	}
+	<-served
+	e.close()
 }
 
 // A peer that sends only a part of a Request is dropped after StartupTimeout, and a Request that
