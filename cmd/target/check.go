@@ -83,8 +83,8 @@ func check(path, node string, stdout, stderr io.Writer) error {
 			c.Cluster.Moving[0].Pos, c.Cluster.Moving[0].Mirror, strings.Join(missing, " and "))
 	}
 	for _, n := range c.Cluster.Nodes {
-		if node == "" || n.Name == node || n.Fence == nil {
-			continue
+		if node == "" || n.Name == node || n.Fence == nil || c.Cluster.Node(node).Witness {
+			continue // a witness takes over from nobody
 		}
 		if _, err := exec.LookPath(n.Fence[0]); err != nil {
 			fmt.Fprintf(stderr, "warning: %s: this machine could not fence the node %s: %v\n\n", n.Pos, n.Name, err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -74,6 +75,17 @@ func TestCheckNode(t *testing.T) {
 	}
 	if on := s.must("check", "--config", path, "--node", "w"); strings.Contains(on, "disk") || strings.Contains(on, s.at[3]) {
 		t.Errorf("of the witness:\n%s", on)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write("a", strings.Replace(string(text), "b: {", "b: {fence: [/no/such/program], ", 1)) // a takes over from b, and w from nobody
+	if warns := s.must("check", "--config", path, "--node", "a"); !strings.Contains(warns, "this machine could not fence the node b") {
+		t.Errorf("no warning about the program that is missing:\n%s", warns)
+	}
+	if on := s.must("check", "--config", path, "--node", "w"); strings.Contains(on, "warning") {
+		t.Errorf("a witness fences nobody:\n%s", on)
 	}
 	s.fails("there is no node \"c\" in the cluster lab", "check", "--config", path, "--node", "c")
 }
