@@ -185,7 +185,7 @@ func joinCluster(ctx context.Context, c *config.Cluster, dir *quorum.Dir, t quor
 		case err == nil:
 			return nil
 		case errors.Is(err, quorum.ErrMember):
-			return fmt.Errorf("%s has a state already: %w; to begin anew, have this node replaced on another one, and empty the directory", c.State, err)
+			return fmt.Errorf("%s has a state already: %w: run it; if the others were forced to go on without it, run `target ha rejoin` first; to begin anew, have this node replaced on another one, and empty the directory", c.State, err)
 		case refused:
 			return err
 		}

@@ -397,7 +397,7 @@ func TestCluster(t *testing.T) {
 		if !strings.Contains(said, "Node "+m[1]+" has joined the cluster lab") {
 			t.Errorf("join says %q", said)
 		}
-		s.fails("has a state already", s.on(m[1], "ha", "join", "--token", m[2])...)
+		s.fails("a member of a cluster already: run it", s.on(m[1], "ha", "join", "--token", m[2])...)
 	}
 	s.start("b")
 	s.fails("is a witness: run target witness", s.on("w", "serve")...)
