@@ -50,7 +50,7 @@ type Keeper struct {
 type Mirror struct {
 	Name      string `json:"name"`
 	Size      int64  `json:"size"`              // bytes
-	Role      string `json:"role"`              // of the node that answers: primary, cut off, follower, taking over, waiting: nothing is known yet, or no copy
+	Role      string `json:"role"`              // of the node that answers: primary, cut off, follower, taking over, waiting: nothing is known yet, no copy, or not configured
 	Primary   string `json:"primary,omitempty"` // the node that serves the store; empty: it is not known
 	Term      uint64 `json:"term"`              // grows with each primary
 	Trouble   string `json:"trouble,omitempty"` // why the node takes no part in the mirror
@@ -110,6 +110,7 @@ const (
 	RolePrimary = "primary"
 	RoleCutOff  = "cut off" // it was the primary, and hears too few others to know that it still is
 	RoleNoCopy  = "no copy"
+	RoleGivenUp = "not configured" // no node's configuration has the mirror, as far as the answering node knows: nobody serves it
 )
 
 // CopyState says how a copy is.

@@ -50,7 +50,7 @@ func collectCluster(ch chan<- prometheus.Metric, c *Cluster) {
 		}
 	}
 	for i := range c.Mirrors {
-		if m := &c.Mirrors[i]; m.Role != RoleNoCopy {
+		if m := &c.Mirrors[i]; m.Role != RoleNoCopy && m.Role != RoleGivenUp {
 			collectMirror(ch, m)
 		}
 	}

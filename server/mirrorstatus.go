@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"oneshot/ha/mirror"
+	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/mgmt"
 )
@@ -39,12 +40,31 @@ func (s *Server) clusterStatus() *mgmt.Cluster {
 		}
 	}
 	for _, k := range s.member.knownMirrors() {
-		if !slices.ContainsFunc(c.Mirrors, func(m mgmt.Mirror) bool { return m.Name == k.name }) {
-			c.Mirrors = append(c.Mirrors, k.describe())
+		if slices.ContainsFunc(c.Mirrors, func(m mgmt.Mirror) bool { return m.Name == k.name }) {
+			continue
 		}
+		m := k.describe()
+		if s.member.isGivenUp(&k) {
+			m.Role, m.Primary = mgmt.RoleGivenUp, ""
+		}
+		c.Mirrors = append(c.Mirrors, m)
 	}
 	slices.SortFunc(c.Mirrors, func(a, b mgmt.Mirror) int { return cmp.Compare(a.Name, b.Name) })
 	return c
+}
+
+// isGivenUp says that the mirror is not in this node's configuration, nor in that of any member with a copy.
+func (m *member) isGivenUp(k *known) bool {
+	has := func(info *quorum.NodeInfo) bool {
+		return info == nil || slices.ContainsFunc(info.Parts, func(p quorum.Part) bool { return p.Name == "stores."+k.name })
+	}
+	if has(m.info.Load()) {
+		return false
+	}
+	st := m.node.Status()
+	return !slices.ContainsFunc(st.Members, func(n quorum.Member) bool {
+		return n.Name != m.name && slices.Contains(k.Copies, n.Name) && has(st.Infos[n.Name])
+	})
 }
 
 // describe says what a node knows of a mirror of which it has no copy.

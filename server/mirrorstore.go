@@ -328,7 +328,7 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 		default:
 			select {
 			case <-ctx.Done():
-				return nil, fmt.Errorf("there is no mirror %s yet: start node %s, with whose copy it begins, and then this one", c.Name, first)
+				return nil, fmt.Errorf("there is no mirror %s yet: it begins with the copy of node %s, so start that one with this configuration, or run target reload there, and then this one", c.Name, first)
 			case <-time.After(recordAgain):
 			}
 		}

@@ -116,6 +116,31 @@ func TestStatusOfAnotherDisk(t *testing.T) {
 	}
 }
 
+// TestStatusOfAMirrorGivenUp: a mirror that no configuration has any more is served by nobody, though the nodes had agreed who is its primary.
+func TestStatusOfAMirrorGivenUp(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	primary(t, s)
+	if m := s.clusterStatus().Mirrors[0]; m.Role != mgmt.RolePrimary || m.Primary != "a" {
+		t.Errorf("%+v", m)
+	}
+	without := strings.NewReplacer("d: {type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "other: {type: memory, size: 1MiB, node: a}", "{iqn:", "{node: a, iqn:", "0: d", "0: other").Replace(text)
+	if _, err := s.Apply(on(without)); err != nil {
+		t.Fatal(err)
+	}
+	if m := s.clusterStatus().Mirrors[0]; m.Name != "d" || m.Role != mgmt.RoleGivenUp || m.Primary != "" {
+		t.Errorf("a mirror that is in no configuration: %+v", m)
+	}
+	if _, err := s.Apply(on(text)); err != nil {
+		t.Fatal(err)
+	}
+	primary(t, s)
+	if m := s.clusterStatus().Mirrors[0]; m.Role != mgmt.RolePrimary {
+		t.Errorf("it is there again: %+v", m)
+	}
+}
+
 // TestStatusOfDiskThatFails: what the disk of a node's copy fails with is the reason of that copy, whatever its state is.
 func TestStatusOfDiskThatFails(t *testing.T) {
 	text, on := mirrorOn(t)

@@ -324,6 +324,8 @@ func mirrorState(c *mgmt.Cluster, m *mgmt.Mirror) string {
 	switch {
 	case m.Trouble != "":
 		return "trouble"
+	case m.Role == mgmt.RoleGivenUp:
+		return mgmt.RoleGivenUp
 	case m.Role == mgmt.RoleCutOff:
 		return "cut off"
 	case m.Primary == "" || m.Role == "waiting":

@@ -87,6 +87,7 @@ func TestStatesWithoutPrimary(t *testing.T) {
 		{"as a witness sees it", false, true, false, mgmt.RoleNoCopy, "a", stale, "primary down", "no other copy is in sync"},
 		{"the disk of b, the only copy, was exchanged", false, true, false, "follower", "b", exchanged, "not served", "the copy of node b is unknown disk: the disk is another one"},
 		{"the same, and a is lost, whose copy is in sync", false, true, false, "follower", "a", exchanged, "primary down", "no other copy is in sync"},
+		{"no configuration has it", true, true, false, mgmt.RoleGivenUp, "", inSync, mgmt.RoleGivenUp, ""},
 		{"b serves alone", false, true, false, mgmt.RolePrimary, "b", inSync, "degraded", ""},
 	} {
 		a := mgmt.Copy{Node: "a", State: mgmt.CopyInSync}
