@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -78,6 +79,8 @@ func (f *FileStore) obstacle(size int64) string {
 		return "is a directory"
 	case err == nil && !info.Mode().IsRegular():
 		return "not a regular file"
+	case err == nil && size > 0 && size < info.Size():
+		return fmt.Sprintf("longer than its size: it has %d bytes", info.Size())
 	}
 	return ""
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -97,6 +98,17 @@ func (m *MirrorStore) Copy(node string) *Store {
 		}
 	}
 	return nil
+}
+
+// ObstacleOn is Store.Obstacle of the copy on a node, which has one. Its file may be longer than the mirror is here, which has grown, or was to.
+func (m *MirrorStore) ObstacleOn(node string) string {
+	c := *m.Copy(node)
+	if c.File != nil {
+		if st, err := os.Stat(c.File.Path); err == nil {
+			c.Size = max(c.Size, st.Size())
+		}
+	}
+	return c.Obstacle()
 }
 
 // Nodes returns the names of the nodes with a copy, in the order of the file.

@@ -64,12 +64,12 @@ func check(path, node string, stdout, stderr io.Writer) error {
 	}
 	for i := range c.Stores {
 		s := &c.Stores[i]
-		opened := s
+		obstacle := s.Obstacle()
 		if s.Mirror != nil && node != "" {
-			opened = s.Mirror.Copy(node)
+			obstacle = s.Mirror.ObstacleOn(node)
 		}
-		if s.Node == "" && opened.Obstacle() != "" {
-			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s; correct the store, or prepare the machine\n\n", s.Pos, s.Name, opened.Obstacle())
+		if s.Node == "" && obstacle != "" {
+			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s; correct the store, or prepare the machine\n\n", s.Pos, s.Name, obstacle)
 		}
 	}
 	for i := range c.Cluster.Moving {
