@@ -138,7 +138,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
-	for _, d := range slices.Concat(mirrorDescs, objectDescs) {
+	for _, d := range slices.Concat(mirrorDescs, objectDescs, programDescs) {
 		ch <- d
 	}
 	for _, row := range counters {
@@ -189,6 +189,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for i := range s.Objects {
 		collectObjects(ch, &s.Objects[i])
+	}
+	for i := range s.Programs {
+		collectPrograms(ch, &s.Programs[i], s.BoundsNS)
 	}
 	for _, store := range c.target.Stores() {
 		if a := store.Aging; a != nil {

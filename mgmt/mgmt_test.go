@@ -67,6 +67,12 @@ func (f *fake) Status() Status {
 			{Store: "h", Served: true, Objects: 3, Bytes: 77, Memory: 1024, Free: 512, Connections: 2, Requests: []ObjectRequests{{"insert", "too long", 6}}},
 			{Store: "i", Connections: 1},
 		},
+		Programs: []Programs{{
+			Portal: "/p", Connected: 31, Refused: 32, Silent: 33, MemoryRefused: 34, Connections: 35, ConnectionsRefused: 36,
+			Users: []ProgramUser{{UID: 998, Programs: 37, QueuePairs: 38, Shared: 39, IO: IO{
+				Write: Class{Bytes: 40, SumNS: 500, Latency: []uint64{41, 0, 0, 0}}, InFlight: 42, Failed: map[string]uint64{"denied": 43},
+			}}},
+		}},
 		Targets: []Node{{Name: "iqn.t:t", Sessions: 1, LUNs: []LUN{{
 			Number: 5, Store: "d", Bytes: 1 << 20, BlockSize: 512,
 			IO: IO{
@@ -463,6 +469,18 @@ func TestMetrics(t *testing.T) {
 		`oneshot_objects_requests_total{end="too long",op="insert",store="h"} 6`,
 		`oneshot_objects_served{store="i"} 0`,
 		`oneshot_objects_connections{store="i"} 1`,
+		`oneshot_programs{portal="/p",uid="998"} 37`,
+		`oneshot_programs_refused_total{portal="/p"} 32`,
+		`oneshot_programs_silent_total{portal="/p"} 33`,
+		`oneshot_program_memory_refused_total{portal="/p"} 34`,
+		`oneshot_program_connections{portal="/p"} 35`,
+		`oneshot_program_connections_refused_total{portal="/p"} 36`,
+		`oneshot_program_queue_pairs{portal="/p",uid="998"} 38`,
+		`oneshot_program_shared_bytes{portal="/p",uid="998"} 39`,
+		`oneshot_program_bytes_total{op="write",portal="/p",uid="998"} 40`,
+		`oneshot_program_operation_duration_seconds_count{op="write",portal="/p",uid="998"} 41`,
+		`oneshot_program_operations_in_flight{portal="/p",uid="998"} 42`,
+		`oneshot_program_failures_total{kind="denied",portal="/p",uid="998"} 43`,
 		`oneshot_nvme_digest_errors_total 2`,
 		`oneshot_controllers{subsystem="nqn.s"} 2`,
 		`oneshot_controllers{subsystem=""} 1`,

@@ -39,22 +39,23 @@ type Target interface {
 
 // Status is the answer to GET /v1/status.
 type Status struct {
-	Version   string    `json:"version"` // of the daemon
-	PID       int       `json:"pid"`
-	Started   time.Time `json:"started"`
-	Time      time.Time `json:"time"` // of this answer
-	Config    string    `json:"config"`
-	Loaded    time.Time `json:"loaded"` // when the configuration came into force
-	Targets   []Node    `json:"targets"`
-	Portals   []Portal  `json:"portals"`
-	Counters  Counters  `json:"counters"`
-	NVMe      *NVMe     `json:"nvme,omitempty"` // nil: nothing is served over NVMe
-	Devices   []Device  `json:"rdma_devices,omitempty"`
-	Cluster   *Cluster  `json:"cluster,omitempty"`
-	Objects   []Objects `json:"objects,omitempty"`
-	Buffers   Buffers   `json:"buffers"`
-	BoundsNS  []int64   `json:"latency_bounds_ns"` // of all histograms: nanoseconds below which a bucket lies
-	Connected int       `json:"sessions"`          // discovery sessions included
+	Version   string     `json:"version"` // of the daemon
+	PID       int        `json:"pid"`
+	Started   time.Time  `json:"started"`
+	Time      time.Time  `json:"time"` // of this answer
+	Config    string     `json:"config"`
+	Loaded    time.Time  `json:"loaded"` // when the configuration came into force
+	Targets   []Node     `json:"targets"`
+	Portals   []Portal   `json:"portals"`
+	Counters  Counters   `json:"counters"`
+	NVMe      *NVMe      `json:"nvme,omitempty"` // nil: nothing is served over NVMe
+	Devices   []Device   `json:"rdma_devices,omitempty"`
+	Cluster   *Cluster   `json:"cluster,omitempty"`
+	Objects   []Objects  `json:"objects,omitempty"`
+	Programs  []Programs `json:"programs,omitempty"` // of each local portal, in the order of the configuration
+	Buffers   Buffers    `json:"buffers"`
+	BoundsNS  []int64    `json:"latency_bounds_ns"` // of all histograms: nanoseconds below which a bucket lies
+	Connected int        `json:"sessions"`          // discovery sessions included
 }
 
 // Node is a target with its LUNs.

@@ -33,14 +33,12 @@ type localPortal struct {
 	device  *local.Device // of service
 	pairs   rdma.Listener // of device
 	service *osp.Service
+	users   *localUsers
 
 	ctx      context.Context // ends with the portal
 	cancel   context.CancelFunc
 	begun    atomic.Bool // serve is called, or will be
 	released sync.Once
-
-	mu       sync.Mutex // a leaf
-	programs map[*local.Device]partition.Identity
 }
 
 // Bounds of a portal. One user on the machine cannot take all places, or all memory.
@@ -52,14 +50,14 @@ const (
 )
 
 func (f *localFront) open(p *config.Portal, replaces []portal) (_ portal, err error) {
-	l := &localPortal{front: f, device: local.Open(local.Config{Logger: f.log}), programs: make(map[*local.Device]partition.Identity)}
+	l := &localPortal{front: f, device: local.Open(local.Config{Logger: f.log}), users: newLocalUsers(f.registry)}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			l.undo()
 		}
 	}()
-	if l.service, err = f.service(p, l.device, l.identify); err != nil {
+	if l.service, err = f.service(p, l.device, l.users, l.identify); err != nil {
 		return nil, err
 	}
 	if l.pairs, err = l.device.Listen("pair:0"); err != nil {
@@ -104,9 +102,7 @@ func (p *localPortal) welcome(peer card.Peer) (rdma.Device, error) {
 	d := &programDevice{portal: p, Narrow: local.OpenNarrow(local.Config{
 		Logger: p.front.log, Name: fmt.Sprintf("pid %d", peer.PID),
 	}, p.pairs)}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.programs[d.Device] = partition.Identity{Local: true, UID: peer.UID, GIDs: peer.GIDs}
+	p.users.enter(d.Device, peer)
 	return d, nil
 }
 
@@ -118,17 +114,23 @@ type programDevice struct {
 
 // Close implements rdma.Device.
 func (d *programDevice) Close() error {
-	d.portal.mu.Lock()
-	delete(d.portal.programs, d.Device)
-	d.portal.mu.Unlock()
+	d.portal.users.leave(d.Device)
 	return d.Narrow.Close()
 }
 
 // identify returns who asks for a connection. His program is there: it waits for the answer.
 func (p *localPortal) identify(r rdma.Request) partition.Identity {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.programs[local.Origin(r)]
+	return p.users.identity(local.Origin(r))
+}
+
+// status returns what there is of programs.
+func (p *localPortal) status() mgmt.Programs {
+	programs, c := p.card.Programs(), &p.card.Counters
+	return mgmt.Programs{
+		Portal: p.Addr().String(), Connected: len(programs),
+		Refused: c.Refused.Load(), Silent: c.Silent.Load(), MemoryRefused: c.MemoryRefused.Load(),
+		Connections: p.service.Connections(), ConnectionsRefused: p.service.Refused(), Users: p.users.status(programs),
+	}
 }
 
 // Addr implements portal.

@@ -7,8 +7,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"oneshot/endpoint"
 	"oneshot/mgmt"
@@ -160,6 +162,9 @@ func TestLocalPortalSilent(t *testing.T) {
 	if n, err := u.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("%d octets from the daemon, %v", n, err)
 	}
+	if p := r.Status().Programs; len(p) != 1 || p[0].Silent != 1 {
+		t.Errorf("%+v", p)
+	}
 }
 
 // A user does not have all connections of a portal, whatever right he has to one partition.
@@ -173,5 +178,82 @@ func TestLocalPortalShare(t *testing.T) {
 	}
 	if _, err := r.local("disk/b", endpoint.Options{}); err == nil || !strings.Contains(err.Error(), "busy") {
 		t.Errorf("a third connection of four: %v", err)
+	}
+}
+
+// The status tells who has programs at a local portal, what they have of the daemon, what they have done, and who was refused.
+func TestLocalPortalStatus(t *testing.T) {
+	r := serve(t, localText+"limits: {connections: 8, memory: 64MiB}\n")
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "rw"})
+	status := func() mgmt.Programs {
+		t.Helper()
+		all := r.Status().Programs
+		if len(all) != 1 || all[0].Portal != filepath.Join(r.dir, "rdma.sock") {
+			t.Fatalf("%+v", all)
+		}
+		return all[0]
+	}
+	if p := status(); p.Connected != 0 || len(p.Users) != 0 {
+		t.Errorf("before anybody has come: %+v", p)
+	}
+	open := func() *endpoint.Endpoint {
+		t.Helper()
+		e, err := endpoint.Open(t.Context(), "rdma+local:///disk/a?socket="+filepath.Join(r.dir, "rdma.sock"), endpoint.Options{})
+		m.must(err)
+		return e
+	}
+	first, second := open(), open()
+	for _, e := range []*endpoint.Endpoint{first, second} {
+		buf, err := e.Alloc(mib)
+		m.must(err)
+		m.must(e.WriteAt(t.Context(), buf[:8192], 0))
+		m.must(e.ReadAt(t.Context(), buf[:4096], 0))
+	}
+	if _, err := first.Alloc(20 * mib); err == nil {
+		t.Error("a program shares more than a fourth of the memory")
+	}
+	done := func(p mgmt.Programs) {
+		t.Helper()
+		if len(p.Users) != 1 {
+			t.Fatalf("%+v", p)
+		}
+		u := p.Users[0]
+		if u.UID != uint32(os.Geteuid()) || u.IO.Write.Bytes != 16384 || u.IO.Write.Commands() != 2 || u.IO.Read.Bytes != 8192 || u.IO.InFlight != 0 {
+			t.Errorf("%+v", u)
+		}
+	}
+	p := status()
+	done(p)
+	if u := p.Users[0]; p.Connected != 2 || p.Connections != 2 || u.Programs != 2 || u.QueuePairs != 2 || u.Shared < 2*mib || u.Shared > 32*mib {
+		t.Errorf("%+v", p)
+	}
+	if p.Refused != 0 || p.Silent != 0 || p.ConnectionsRefused != 0 || p.MemoryRefused == 0 {
+		t.Errorf("%+v", p)
+	}
+	third, fourth := open(), open()
+	if _, err := r.local("disk/b", endpoint.Options{}); err == nil {
+		t.Error("a fifth connection of eight")
+	}
+	for _, e := range []*endpoint.Endpoint{first, third, fourth} {
+		m.must(e.Close())
+	}
+	wait := func(programs int) {
+		t.Helper()
+		for deadline := time.Now().Add(5 * time.Minute); status().Connected != programs || status().Connections != programs; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatalf("there are still %+v", status())
+			}
+		}
+	}
+	wait(1)
+	if p = status(); p.ConnectionsRefused != 1 {
+		t.Errorf("%+v", p)
+	}
+	done(p) // what programs have done that are gone is counted on
+	m.must(second.Close())
+	wait(0)
+	if p = status(); len(p.Users) != 0 || p.ConnectionsRefused != 1 {
+		t.Errorf("%+v", p)
 	}
 }

@@ -34,7 +34,11 @@ func (s *Server) Status() mgmt.Status {
 	s.mu.Lock()
 	cfg, loaded, targets, subsystems := s.cfg, s.loaded, s.targets, maps.Clone(s.subsystems)
 	var portals []mgmt.Portal
+	var locals []*localPortal
 	for _, p := range s.portals {
+		if l, ok := p.portal.(*localPortal); ok {
+			locals = append(locals, l)
+		}
 		portals = append(portals, mgmt.Portal{Transport: string(p.config.Transport), Address: p.Addr().String()})
 	}
 	s.mu.Unlock()
@@ -49,6 +53,9 @@ func (s *Server) Status() mgmt.Status {
 		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
 		Targets: make([]mgmt.Node, len(cfg.Targets)), Devices: s.rdma.counters(),
 		Cluster: s.clusterStatus(), Objects: s.heaps.status(), NVMe: s.nvmeStatus(cfg, subsystems),
+	}
+	for _, l := range locals {
+		status.Programs = append(status.Programs, l.status())
 	}
 	for i := range cfg.Targets {
 		t := &cfg.Targets[i]

@@ -49,8 +49,8 @@ func (f *partitionFront) forget(s *osp.Service) {
 	f.mu.Unlock()
 }
 
-// service serves the partitions of a portal on a device. identify says what the device knows of who asks; nil: nothing.
-func (f *partitionFront) service(p *config.Portal, device rdma.Device, identify func(rdma.Request) partition.Identity) (*osp.Service, error) {
+// service serves the partitions that opener opens for a portal on a device. identify says what the device knows of who asks; nil: nothing.
+func (f *partitionFront) service(p *config.Portal, device rdma.Device, opener osp.Opener, identify func(rdma.Request) partition.Identity) (*osp.Service, error) {
 	secrets := make(map[string][]byte, len(p.Clients))
 	for i := range p.Clients {
 		secrets[p.Clients[i].Name] = p.Clients[i].Secret.Bytes()
@@ -58,7 +58,7 @@ func (f *partitionFront) service(p *config.Portal, device rdma.Device, identify 
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s, err := osp.New(osp.Config{
-		Device: device, Pool: f.pool, Opener: partitionOpener{f.registry}, Logger: f.log,
+		Device: device, Pool: f.pool, Opener: opener, Logger: f.log,
 		Secret: func(name string) ([]byte, bool) {
 			secret, ok := secrets[name]
 			return secret, ok
@@ -97,7 +97,7 @@ func (partitionTarget) Busy() bool { return false }
 func (f *partitionFront) openKernel(p *config.Portal, replaces []portal) (portal, error) {
 	devices := &rdmaDevices{surroundings: f.surroundings}
 	devices.serves = func(_ deviceKey, d rdma.Device, _ func()) (rdmaTarget, error) {
-		s, err := f.service(p, d, nil)
+		s, err := f.service(p, d, partitionOpener{f.registry}, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -133,7 +133,7 @@ func (f *partitionFront) end(devices *rdmaDevices) {
 // open opens a portal over RDMA in user space.
 func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	return f.openWith(p, replaces, func(device rdma.Device) (peerService, func(), error) {
-		s, err := f.service(p, device, nil)
+		s, err := f.service(p, device, partitionOpener{f.registry}, nil)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -139,6 +139,9 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	for i := range now.Objects {
 		fmt.Fprintf(w, "objects        %s\n", objectsLine(&now.Objects[i]))
 	}
+	for i := range now.Programs {
+		fmt.Fprintf(w, "programs       %s\n", programsLine(&now.Programs[i]))
+	}
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	for i := range now.Devices {
 		fmt.Fprintf(w, "RDMA           %s\n", deviceCounters(&now.Devices[i]))
@@ -148,10 +151,47 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 			return err
 		}
 	}
-	if now.NVMe == nil {
+	if now.NVMe != nil {
+		if err := writeSubsystems(w, p, now, before); err != nil {
+			return err
+		}
+	}
+	return writePrograms(w, p, now, before)
+}
+
+// writePrograms writes the table of users who have programs at local portals, if there are any.
+func writePrograms(w io.Writer, p period, now, before *mgmt.Status) error {
+	t := newTable(w)
+	began := false
+	for i := range now.Programs {
+		portal := &now.Programs[i]
+		for j := range portal.Users {
+			u := &portal.Users[j]
+			if !began {
+				fmt.Fprintf(t, "\nPORTAL\tUSER\tPROGRAMS\tQUEUE PAIRS\tSHARED\t%s\n", p.heading())
+				began = true
+			}
+			fmt.Fprintf(t, "%s\tuid:%d\t%d\t%d\t%s\t%s\n", portal.Portal, u.UID, u.Programs, u.QueuePairs, size(float64(u.Shared)), p.cells(&u.IO, userBefore(before, portal.Portal, u.UID)))
+		}
+	}
+	return t.Flush()
+}
+
+// userBefore finds a user in an earlier answer, or returns nil.
+func userBefore(s *mgmt.Status, portal string, uid uint32) *mgmt.IO {
+	if s == nil {
 		return nil
 	}
-	return writeSubsystems(w, p, now, before)
+	for i := range s.Programs {
+		if s.Programs[i].Portal != portal {
+			continue
+		}
+		users := s.Programs[i].Users // sorted
+		if at, found := slices.BinarySearchFunc(users, uid, func(u mgmt.ProgramUser, uid uint32) int { return cmp.Compare(u.UID, uid) }); found {
+			return &users[at].IO
+		}
+	}
+	return nil
 }
 
 // writeTargets writes the table of LUNs.
@@ -335,6 +375,12 @@ func age(then, now time.Time) string {
 		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
 	}
 	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// programsLine says what there is of programs at a local portal.
+func programsLine(p *mgmt.Programs) string {
+	return fmt.Sprintf("%s: %d programs, %d refused, %d without a hello; %d connections, %d refused; memory refused %d times",
+		p.Portal, p.Connected, p.Refused, p.Silent, p.Connections, p.ConnectionsRefused, p.MemoryRefused)
 }
 
 // objectsLine says what there is of the objects in a store.

@@ -124,6 +124,37 @@ func TestWriteStatusObjects(t *testing.T) {
 	}
 }
 
+func TestWriteStatusPrograms(t *testing.T) {
+	at := func(bytes uint64) *mgmt.Status {
+		return &mgmt.Status{NVMe: new(mgmt.NVMe), BoundsNS: []int64{10_000}, Programs: []mgmt.Programs{{
+			Portal: "/p", Connected: 3, Refused: 4, Silent: 5, MemoryRefused: 6, Connections: 7, ConnectionsRefused: 8,
+			Users: []mgmt.ProgramUser{
+				{UID: 9, Programs: 1, QueuePairs: 2, Shared: 1 << 20},
+				{UID: 998, Programs: 2, QueuePairs: 5, Shared: 3 << 20, IO: mgmt.IO{Write: mgmt.Class{Bytes: bytes, Latency: []uint64{1, 0}}}},
+			},
+		}, {Portal: "/idle"}}}
+	}
+	var b strings.Builder
+	now := at(3 << 20)
+	now.Time = now.Time.Add(time.Second)
+	if err := writeStatus(&b, now, at(1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	const table = `
+PORTAL  USER     PROGRAMS  QUEUE PAIRS  SHARED  READ/S  B/S  MEAN  P99  WRITE/S  B/S     MEAN  P99  OTHER/S  BUSY  FAILED
+/p      uid:9    1         2            1.0MiB  0       0B   -     -    0        0B      -     -    0        0     -
+/p      uid:998  2         5            3.0MiB  0       0B   -     -    0        2.0MiB  -     -    0        0     -
+`
+	for _, text := range []string{
+		"programs       /p: 3 programs, 4 refused, 5 without a hello; 7 connections, 8 refused; memory refused 6 times\n",
+		"programs       /idle: 0 programs, 0 refused, 0 without a hello; 0 connections, 0 refused; memory refused 0 times\n", table,
+	} {
+		if !strings.Contains(b.String(), text) {
+			t.Errorf("there is no %q in\n%s", text, b.String())
+		}
+	}
+}
+
 func TestUnits(t *testing.T) {
 	for n, want := range map[float64]string{0: "0B", 999: "999B", 1000: "1.0KiB", 1024: "1.0KiB", 150 << 10: "150KiB", 1 << 30: "1.0GiB", 5 << 50: "5.0PiB"} {
 		if got := size(n); got != want {

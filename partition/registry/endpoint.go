@@ -90,7 +90,7 @@ func (e *Endpoint) Close() {
 	r := e.part.store.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e.part.past.Add(e.counts())
+	e.part.past.Add(e.Counts())
 	e.part.past.InFlight = 0
 	r.open--
 	r.shares.Free(e.request.Identity.Shares())
@@ -281,7 +281,8 @@ func (c *Counts) Add(o *Counts) {
 	c.InFlight += o.InFlight
 }
 
-func (e *Endpoint) counts() *Counts {
+// Counts returns what was done through e so far.
+func (e *Endpoint) Counts() *Counts {
 	c := new(Counts)
 	for i := range e.n {
 		n := &e.n[i]
@@ -317,7 +318,7 @@ type Info struct {
 func (e *Endpoint) info(s *Store, p *part) Info {
 	i := Info{
 		Number: e.number, Store: s.name, UUID: p.uuid, Identity: e.request.Identity.String(),
-		Rights: e.rights, Order: e.request.Order, Via: e.request.Via, Size: e.size, Since: e.since, Counts: *e.counts(),
+		Rights: e.rights, Order: e.request.Order, Via: e.request.Via, Size: e.size, Since: e.since, Counts: *e.Counts(),
 	}
 	if entry := s.find(p.uuid); entry != nil {
 		i.Partition = entry.Name

@@ -834,7 +834,7 @@ func TestSampling(t *testing.T) {
 		if n%7 != 0 {
 			continue
 		}
-		now, sum := e.counts(), uint64(0)
+		now, sum := e.Counts(), uint64(0)
 		for i, b := range now.Buckets[Write] {
 			sum += b
 			if b < was.Buckets[Write][i] {

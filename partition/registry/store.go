@@ -304,7 +304,7 @@ func (s *Store) Snapshot() Snapshot {
 			use.Window, use.Age = p.age.Window(), p.age.AgeStats()
 		}
 		for e := range p.endpoints {
-			use.Counts.Add(e.counts())
+			use.Counts.Add(e.Counts())
 		}
 		n.Use[u] = use
 	}

@@ -155,6 +155,7 @@ func (c *conn) enter(h *handle, answer *wire.AttachedMessage) bool {
 			err = c.widen()
 		}
 		if err != nil {
+			c.s.refused.Add(1)
 			c.s.log.Warn("partition not opened", slog.String("client", c.peer), slog.Any("reason", err))
 			ok = false
 		}

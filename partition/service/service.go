@@ -161,7 +161,8 @@ type Service struct {
 	limited  chan struct{} // holds one element if limits have changed since watch looked
 	work     sync.WaitGroup
 
-	conns door.Hall[*conn] // proof: a handle
+	conns   door.Hall[*conn] // proof: a handle
+	refused atomic.Uint64    // connections
 
 	mu       sync.Mutex         // taken after conn.mu
 	sessions map[uint64]*handle // which clients may continue on another connection
@@ -285,10 +286,12 @@ func (s *Service) Accept(req rdma.Request) error {
 		c.far = &memory{dom: dom, lazy: true, alone: s.cfg.Device.Limits().UnguardedRead}
 	}
 	if err := s.conns.Enter(c, cmp.Or(c.id.Host, c.id.String()), s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
+		s.refused.Add(1)
 		c.letGo()
 		return errors.Join(err, req.Reject(nil))
 	}
 	if err := c.open(); err != nil {
+		s.refused.Add(1)
 		c.release()
 		return errors.Join(err, req.Reject(nil))
 	}
@@ -347,6 +350,10 @@ func (s *Service) look() {
 		c.unlock()
 	}
 }
+
+// Refused returns how many connections have found no place so far, or no memory, or were more than the share of their client. One that
+// asks for a partition twice counts twice.
+func (s *Service) Refused() uint64 { return s.refused.Load() }
 
 // Connections returns how many connections there are.
 func (s *Service) Connections() int { return s.conns.Len() }

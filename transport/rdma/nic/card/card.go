@@ -20,7 +20,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,6 +66,8 @@ type Server struct {
 	cfg Config
 	log *slog.Logger
 	wg  sync.WaitGroup
+	// Counters are of all programs since New.
+	Counters Counters
 	// pollers is how many programs are polled for now.
 	pollers atomic.Int32
 
@@ -99,6 +103,34 @@ func New(c Config) *Server {
 		c.TogetherOfUser = c.Together
 	}
 	return &Server{cfg: c, log: c.Logger, clients: make(map[*client]struct{}), ofUser: make(map[uint32]int64)}
+}
+
+// Counters count what programs are refused.
+type Counters struct {
+	Refused       atomic.Uint64 // programs that found no place
+	Silent        atomic.Uint64 // those that have said no hello in time
+	MemoryRefused atomic.Uint64 // requests to share more memory than may be
+}
+
+// Program is a program that is served.
+type Program struct {
+	Peer
+	QueuePairs int
+	Shared     int64 // octets of its rings and arenas
+}
+
+// Programs returns those that there are, in no order.
+func (s *Server) Programs() []Program {
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.clients))
+	s.mu.Unlock()
+	list := make([]Program, len(all))
+	for i, c := range all {
+		c.mu.Lock()
+		list[i] = Program{c.peer, len(c.pairs()), c.bytes}
+		c.mu.Unlock()
+	}
+	return list
 }
 
 // Listener is a socket of type "unixpacket" that listens.
@@ -154,10 +186,12 @@ func (s *Server) serve(u *net.UnixConn) {
 	switch {
 	case err != nil:
 	case len(s.clients) >= s.cfg.Programs:
+		s.Counters.Refused.Add(1)
 		s.log.Warn("nic: too many programs; one more is turned away", "programs", len(s.clients), "pid", peer.PID)
 		_ = u.Close()
 		return
 	case s.programsOf(peer.UID) >= s.cfg.ProgramsOfUser:
+		s.Counters.Refused.Add(1)
 		s.log.Warn("nic: too many programs of one user; one more is turned away", "uid", peer.UID, "programs", s.cfg.ProgramsOfUser, "pid", peer.PID)
 		_ = u.Close()
 		return

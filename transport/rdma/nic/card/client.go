@@ -180,7 +180,8 @@ func (c *client) expectHello() {
 	c.mu.Lock()
 	silent := c.fd >= 0
 	c.mu.Unlock()
-	if silent {
+	if silent && !c.gone.Load() {
+		c.srv.Counters.Silent.Add(1)
 		c.end(errSilent)
 	}
 }

@@ -110,14 +110,18 @@ func (c *client) share(n int64) error {
 	c.outMu.Lock()
 	closing := c.closing
 	c.outMu.Unlock()
+	var err error
 	if n <= 0 || n > s.cfg.Memory-c.bytes-closing {
-		return fmt.Errorf("the card maps no more than %d bytes of a program, and has %d", s.cfg.Memory, c.bytes)
+		err = fmt.Errorf("the card maps no more than %d bytes of a program, and has %d", s.cfg.Memory, c.bytes)
+	} else {
+		err = s.share(c.peer.UID, n)
 	}
-	err := s.share(c.peer.UID, n)
-	if err == nil {
-		c.bytes += n
+	if err != nil {
+		s.Counters.MemoryRefused.Add(1)
+		return err
 	}
-	return err
+	c.bytes += n
+	return nil
 }
 
 // unshare counts n octets that the program shares no longer. The lock is held.

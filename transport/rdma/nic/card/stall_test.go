@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -136,6 +137,9 @@ func TestMemoryOfUser(t *testing.T) {
 	for _, c := range programs[1:] {
 		end(c)
 	}
+	if n := s.Counters.MemoryRefused.Load(); n != 1 {
+		t.Errorf("%d requests for memory are refused, want 1", n)
+	}
 	if s.shared != 0 || len(s.ofUser) != 0 {
 		t.Errorf("%d bytes are shared by programs that have gone, %v", s.shared, s.ofUser)
 	}
@@ -165,8 +169,34 @@ func TestSilent(t *testing.T) {
 	if n, err := dial().Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("%d octets from the card, %v", n, err)
 	}
+	if n := s.Counters.Silent.Load(); n != 1 {
+		t.Errorf("%d programs without a hello, want 1", n)
+	}
 	cancel()
 	check(t, <-over)
+}
+
+// Who has come is told, and who was turned away is counted.
+func TestPrograms(t *testing.T) {
+	for _, config := range []Config{{Programs: 1}, {ProgramsOfUser: 1}} {
+		l, dial := listenAt(t)
+		s := New(config)
+		ctx, cancel := context.WithCancel(t.Context())
+		over := make(chan error, 1)
+		go func() { over <- s.Serve(ctx, l) }()
+		dial()
+		if n, err := dial().Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+			t.Errorf("%d octets from the card, %v", n, err)
+		}
+		if n := s.Counters.Refused.Load(); n != 1 {
+			t.Errorf("%d programs are refused, want 1", n)
+		}
+		if list := s.Programs(); len(list) != 1 || list[0].UID != uint32(os.Geteuid()) || list[0].QueuePairs != 0 || list[0].Shared != 0 {
+			t.Errorf("%+v", list)
+		}
+		cancel()
+		check(t, <-over)
+	}
 }
 
 // A program that has said hello keeps its place when the time for that is over.
