@@ -90,6 +90,7 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	m.ctx, m.end = context.WithCancel(context.Background())
 	m.wg.Go(func() { m.retire(m.ctx) })
 	if m.keeper != nil {
+		_ = m.keeper.Keep(m.sockets()) // what it has of a former configuration may be in the way of a portal; its status says how that ended
 		m.wg.Go(func() { m.keeper.Run(m.ctx, m.sockets) })
 	}
 	return m, nil

@@ -108,8 +108,8 @@ func (k kept) tickle(a front.Address, local, remote netip.AddrPort) error {
 	return k.Tickle(keeper.Portal{Address: a, Port: local.Port()}, remote)
 }
 
-func (k kept) listen(p *config.Portal, _ ...*net.TCPListener) (*net.TCPListener, error) {
-	return k.Listen(socketOf(p))
+func (k kept) listen(p *config.Portal, old ...*net.TCPListener) (*net.TCPListener, error) {
+	return k.Listen(socketOf(p), func() (*net.TCPListener, error) { return listenAnywhere(p.Network(), p.Address(), old...) })
 }
 
 // socketOf is what the keeper calls a portal whose address moves.

@@ -211,6 +211,60 @@ func TestMirrorKeeperISER(t *testing.T) {
 	}
 }
 
+// TestMirrorKeeperReload: a reload has an address that a portal has had among all of the machine go with a mirror from then on, and the other way round,
+// on the same port. A daemon begins with the one though its keeper has a socket of the other.
+func TestMirrorKeeperReload(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	n := newSegment(t, "a", "b", "w")
+	s := newSiteAt(t, addressText, []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
+	before, portals, _ := strings.Cut(s.text, "portals:")
+	s.text = before + "portals: [{node: a, listen: \"*:3260\", group: 1}, {node: b, listen: \"*:3260\", group: 2}]\n"
+	s.withKeepers(n)
+	s.startAll()
+	n.trusting()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	before, _, _ = strings.Cut(s.text, "portals:")
+	stays, moves := s.text, before+"portals:"+portals
+	reload := func(text string, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			s.write(name, text)
+			s.must(s.asked(name, "reload")...)
+		}
+	}
+	reaches := func(m *multipath) {
+		t.Helper()
+		if !m.write(1, make([]byte, block)) {
+			t.Error("a host does not reach the disk")
+		}
+	}
+	for range 2 {
+		reload(moves, "a", "b")
+		s.hasAddresses()
+		reaches(newFollower(ctx, s, moves4+":3260"))
+		reaches(newFollower(ctx, s, "["+moves6+"]:3260"))
+		reload(stays, "a", "b")
+		s.leaves(n, "a")
+		s.leaves(n, "b")
+		reaches(newMultipathAt(ctx, s, "192.0.2.1:3260", "192.0.2.2:3260"))
+	}
+	for _, text := range []string{moves, stays, moves} {
+		s.stop("a")
+		s.write("a", text)
+		s.start("a")
+	}
+	reload(moves, "b")
+	s.hasAddresses()
+	reaches(newFollower(ctx, s, moves4+":3260"))
+	s.stopAll()
+	for _, name := range []string{"a", "b"} {
+		s.stop(keeperOf(name))
+	}
+}
+
 // TestKeeper: what a keeper does for its daemon, which is this test.
 func TestKeeper(t *testing.T) {
 	if !inSegment(t) {
@@ -288,7 +342,7 @@ func (s *site) newKeptDaemon(name string, p keeper.Portal) *keptDaemon {
 	s.t.Helper()
 	d := &keptDaemon{Client: keeper.NewClient(s.path(name, "k.sock"), slog.New(slog.DiscardHandler)), s: s, portal: p}
 	var err error
-	if d.listener, err = d.Listen(p); err != nil {
+	if d.listener, err = d.Listen(p, func() (*net.TCPListener, error) { return nil, errors.New("it makes none") }); err != nil {
 		s.t.Fatal(err)
 	}
 	return d

@@ -66,7 +66,7 @@ func (c *Client) Run(ctx context.Context, portals func() []Portal) {
 	var told []Portal
 	for isTold := false; ; {
 		if list := portals(); !isTold || !slices.Equal(list, told) {
-			told, isTold = list, c.keep(list) == nil
+			told, isTold = list, c.Keep(list) == nil
 		} else {
 			_, _, _ = c.ask(&request{Op: opHello}) // Status says how it ended
 		}
@@ -115,9 +115,21 @@ func (c *Client) Tickle(p Portal, remote netip.AddrPort) error {
 	return err
 }
 
-// Listen returns the socket of a portal, which stays open after it is closed.
-func (c *Client) Listen(p Portal) (*net.TCPListener, error) {
-	_, f, err := c.ask(&request{Op: opListen, Portal: p})
+// Listen returns the socket of a portal, which stays open after it is closed. A socket that open makes is given to the keeper, unless that one has had
+// one before: only the process that has made a socket can let another one listen at the same address for a while (SO_REUSEPORT, socket(7)), as a
+// reload of the daemon has to. If open fails the keeper has the socket, or makes it, or says why nobody can.
+func (c *Client) Listen(p Portal, open func() (*net.TCPListener, error)) (*net.TCPListener, error) {
+	var made *os.File
+	if !c.has(p) {
+		if l, err := open(); err == nil {
+			made, err = l.File()
+			if err = errors.Join(err, l.Close()); err != nil {
+				return nil, err
+			}
+			defer closeFile(made)
+		}
+	}
+	_, f, err := c.askWith(&request{Op: opListen, Portal: p}, made)
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +148,15 @@ func (c *Client) Listen(p Portal) (*net.TCPListener, error) {
 	return l, nil
 }
 
-// keep closes the sockets of portals that are not in list, here and at the keeper, which reads its configuration again for that.
-func (c *Client) keep(list []Portal) error {
+// has reports whether the socket of a portal is here already.
+func (c *Client) has(p Portal) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sockets[p] != nil
+}
+
+// Keep closes the sockets of portals that are not in list, here and at the keeper, which reads its configuration again for that.
+func (c *Client) Keep(list []Portal) error {
 	c.mu.Lock()
 	for p, f := range c.sockets {
 		if !slices.Contains(list, p) {
@@ -151,13 +170,16 @@ func (c *Client) keep(list []Portal) error {
 }
 
 // ask asks, and returns the answer, and perhaps a socket.
-func (c *Client) ask(r *request) (answer, *os.File, error) {
+func (c *Client) ask(r *request) (answer, *os.File, error) { return c.askWith(r, nil) }
+
+// askWith is ask with a socket for the keeper, which stays the caller's; nil: none.
+func (c *Client) askWith(r *request, socket *os.File) (answer, *os.File, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if front.Now() < c.silent {
 		return answer{}, nil, c.Status().Trouble
 	}
-	a, f, err := c.connected(r)
+	a, f, err := c.connected(r, socket)
 	if err != nil {
 		c.hangUp()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -177,13 +199,13 @@ func (c *Client) ask(r *request) (answer, *os.File, error) {
 }
 
 // connected is exchange with a keeper that may be a new one, over one connection. Mu is held, as for all below.
-func (c *Client) connected(r *request) (answer, *os.File, error) {
+func (c *Client) connected(r *request, socket *os.File) (answer, *os.File, error) {
 	if c.conn == nil {
 		if err := c.connect(); err != nil {
 			return answer{}, nil, err
 		}
 	}
-	a, f, err := c.exchange(r, nil)
+	a, f, err := c.exchange(r, socket)
 	if !errors.Is(err, io.EOF) && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 		return a, f, err
 	}
@@ -191,7 +213,7 @@ func (c *Client) connected(r *request) (answer, *os.File, error) {
 	if err := c.connect(); err != nil {
 		return answer{}, nil, err
 	}
-	return c.exchange(r, nil)
+	return c.exchange(r, socket)
 }
 
 func (c *Client) connect() (err error) {

@@ -323,7 +323,7 @@ func (k *Keeper) look() error {
 	return err
 }
 
-// listen returns a copy of the socket of a portal, which is made if there is none: of given, if that is one.
+// listen returns a copy of the socket of a portal. If there is none yet it is given, or, if that is nil, one that is made here.
 func (k *Keeper) listen(p Portal, given *os.File) (*os.File, error) {
 	k.do(k.core.Listen(p.Address, nil))
 	l := k.sockets[p]

@@ -95,15 +95,60 @@ func (b *bench) refuses(p Portal, want bool) {
 	}
 }
 
+// cannot is a daemon that cannot listen itself.
+func cannot() (*net.TCPListener, error) { return nil, errors.New("it may not") }
+
+// TestSocketOfDaemon: the keeper keeps the socket that the daemon has made, and gives that to the next one, for which its own does not count. The socket
+// lets another one of its maker listen beside it.
+func TestSocketOfDaemon(t *testing.T) {
+	b := newBench(t)
+	p := b.portal()
+	number := func(l *net.TCPListener) uint64 { // of the socket
+		raw, err := l.SyscallConn()
+		b.must(err)
+		var s unix.Stat_t
+		b.must(raw.Control(func(fd uintptr) { b.must(unix.Fstat(int(fd), &s)) }))
+		return s.Ino
+	}
+	var made uint64
+	c := b.client()
+	l, err := c.Listen(p, func() (*net.TCPListener, error) {
+		l, err := open(p)
+		if err == nil {
+			made = number(l)
+		}
+		return l, err
+	})
+	b.must(err)
+	if got := number(l); got != made {
+		t.Errorf("the daemon has made socket %d, and gets %d", made, got)
+	}
+	again, err := c.Listen(p, func() (*net.TCPListener, error) {
+		t.Error("a second socket is made beside the first one")
+		return nil, errors.New("unwanted")
+	})
+	b.must(err)
+	b.must(again.Close())
+	b.must(l.Close())
+	b.must(c.Close())
+	b.refuses(p, false)
+	l, err = b.client().Listen(p, func() (*net.TCPListener, error) { return open(p) }) // the address is in use
+	b.must(err)
+	if got := number(l); got != made {
+		t.Errorf("the keeper has socket %d, and the next daemon gets %d", made, got)
+	}
+	b.must(l.Close())
+}
+
 // TestSockets: a socket is open as long as the keeper or the daemon has it, and goes with the portal.
 func TestSockets(t *testing.T) {
 	b := newBench(t)
 	c := b.client()
-	if _, err := c.Listen(Portal{front.Address{IP: netip.MustParseAddr("127.0.0.1"), Interface: "lo"}, 1}); err == nil || !strings.Contains(err.Error(), "has no portal") {
+	if _, err := c.Listen(Portal{front.Address{IP: netip.MustParseAddr("127.0.0.1"), Interface: "lo"}, 1}, cannot); err == nil || !strings.Contains(err.Error(), "has no portal") {
 		t.Errorf("a portal that the configuration does not have: %v", err)
 	}
 	p := b.portal() // the keeper reads the configuration again
-	l, err := c.Listen(p)
+	l, err := c.Listen(p, cannot)
 	b.must(err)
 	b.must(l.Close())
 	b.refuses(p, false)
@@ -111,7 +156,7 @@ func TestSockets(t *testing.T) {
 	b.refuses(p, false)
 
 	d := b.client()
-	l, err = d.Listen(p)
+	l, err = d.Listen(p, cannot)
 	b.must(err)
 	b.stop()
 	b.refuses(p, false)
@@ -125,7 +170,7 @@ func TestSockets(t *testing.T) {
 
 	e := b.client()
 	b.portals.Store(nil)
-	b.must(e.keep(nil))
+	b.must(e.Keep(nil))
 	b.refuses(p, true)
 }
 
@@ -199,7 +244,7 @@ func TestHostile(t *testing.T) {
 		b.must(f.Close())
 		b.must(c.Close())
 	}
-	l, err := b.client().Listen(p)
+	l, err := b.client().Listen(p, cannot)
 	b.must(err)
 	b.must(l.Close())
 	b.refuses(p, false)
