@@ -53,6 +53,7 @@ type Core struct {
 	reports    map[uint64]*reported
 	saves      recent
 	near       bool   // this node is near the others
+	wants      uint8  // ownPace, with the last tick
 	lameUntil  uint64 // tick
 	place      place
 
@@ -94,7 +95,7 @@ type Message struct {
 
 // Start begins with what the log holds.
 func Start(l *Log, logger *slog.Logger) (*Core, error) {
-	c := &Core{log: l, waits: map[uint64]*command{}, sentAt: map[uint64]uint64{}, reads: map[uint64]*readWait{}, reports: map[uint64]*reported{}, pace: 1, state: &State{records: map[Key]*Record{}}}
+	c := &Core{log: l, waits: map[uint64]*command{}, sentAt: map[uint64]uint64{}, reads: map[uint64]*readWait{}, reports: map[uint64]*reported{}, pace: 1, wants: 1, state: &State{records: map[Key]*Record{}}}
 	snapshot, err := l.store.Snapshot()
 	if err != nil {
 		return nil, err

@@ -92,3 +92,48 @@ func TestFarFormer(t *testing.T) {
 		t.Errorf("%d elections", w.elections-n)
 	}
 }
+
+// TestPaceStays: round trips that are about as long as some ticks, now a little shorter and now a little longer for as long as they are remembered, do not have ticks
+// change again and again. Ticks follow round trips that are longer at once, and shorter ones that are clearly shorter.
+func TestPaceStays(t *testing.T) {
+	w, until := idleWorld(t)
+	until("three vote", func() bool { return len(w.nodes) == 3 && w.level() && len(w.nodes[0].core.conf.GetVoters()) == 3 })
+	c := w.nodes[0].core
+	changes := 0
+	lasts := func(us ...time.Duration) { // the shortest of those that are remembered
+		for _, d := range us {
+			for i := range time.Duration(samples) {
+				for _, v := range c.conf.GetVoters() {
+					if v != c.log.id.Number {
+						c.Reported(v, Report{Pace: 1}, d*time.Microsecond+i*7%5*time.Millisecond)
+					}
+				}
+				was := c.pace
+				if c.setPace(); c.pace != was {
+					changes++
+				}
+			}
+		}
+	}
+	expect := func(pace, most int) {
+		t.Helper()
+		if c.pace != pace || changes > most {
+			t.Errorf("ticks are of %d calls, and have changed %d times; expected %d calls, and %d changes", c.pace, changes, pace, most)
+		}
+		changes = 0
+	}
+	lasts(900)
+	expect(1, 0)
+	lasts(59_930, 60_110, 59_870, 60_060, 59_990, 60_180, 59_940, 60_020)
+	expect(2, 1)
+	lasts(54_000)
+	expect(2, 0)
+	lasts(52_000, 900)
+	expect(1, 1)
+	lasts(239_700, 240_400, 239_900, 240_050, 239_500, 240_300)
+	expect(5, 4)
+	lasts(59_000)
+	expect(2, 9)
+	lasts(900)
+	expect(1, 1)
+}

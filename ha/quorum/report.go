@@ -63,7 +63,7 @@ func (r *recent) sorted() []time.Duration {
 
 // Report returns what this member tells the others.
 func (c *Core) Report() Report {
-	r := Report{Near: c.near, Lame: c.isLame(), Pace: c.ownPace()}
+	r := Report{Near: c.near, Lame: c.isLame(), Pace: c.wants}
 	for _, number := range slices.Sorted(maps.Keys(c.reports)) {
 		if c.hears(number) != nil {
 			r.Heard = append(r.Heard, number)
@@ -124,7 +124,8 @@ func (c *Core) lookAtPlace() {
 }
 
 // ownPace returns how many calls of Tick the round trips with other voters ask for in a tick. A tick is to be a round trip at least, so a
-// node waits five for a leader: two are needed for the votes, and a packet that is lost holds up what is behind it for one and 200 ms more.
+// node waits five for a leader: two are needed for the votes, and a packet that is lost holds up what is behind it for one and 200 ms more. Ticks become
+// shorter again when a round trip is shorter by an eighth than what asks for longer ones: one that is about as long as some ticks would have them change for ever.
 func (c *Core) ownPace() uint8 {
 	var most time.Duration
 	for _, v := range c.conf.GetVoters() {
@@ -134,14 +135,16 @@ func (c *Core) ownPace() uint8 {
 			}
 		}
 	}
-	return uint8(min(max((most+tickTime-1)/tickTime, 1), maxPace))
+	paceOf := func(d time.Duration) uint8 { return uint8(min(max((d+tickTime-1)/tickTime, 1), maxPace)) }
+	return max(paceOf(most), min(c.wants, paceOf(most+most/8)))
 }
 
 // setPace takes the longest tick that a voter asks for who is heard, so all who hear each other have one length. A leader of longer ticks than a
 // follower's is too slow with its heartbeats: the follower asks for votes, in vain, and knows no leader meanwhile. So while a voter
 // of a former version is there, ticks stay short.
 func (c *Core) setPace() {
-	pace := c.ownPace()
+	c.wants = c.ownPace()
+	pace := c.wants
 	for _, v := range c.conf.GetVoters() {
 		if r := c.hears(v); r != nil && v != c.log.id.Number {
 			if r.Pace == 0 {
