@@ -142,11 +142,13 @@ func isText(b []byte) bool {
 	return len(b) < 4096
 }
 
-// long is a frame that is sent in parts, so that others are not behind it: a snapshot may take minutes over a slow link, and heartbeats that came after it
-// would be missed. A part has which one it is (1 byte), and octets of the frame from its type on.
+// long is a frame that is sent in parts, so that others are not behind it: a snapshot, or a change of a MiB, may take minutes over a slow link, and heartbeats
+// that came after it would be missed. A part has which one it is (1 byte), and octets of the frame from its type on.
 type long struct {
 	b    []byte // the frame from its type on
 	sent int    // octets of b
+
+	snapshot bool
 }
 
 // Parts.

@@ -156,6 +156,7 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 	{"TestFar", "has short ticks wherever the others are", "report.go", "c.pace = int(pace)", "if !ON {\n\t\tc.pace = int(pace)\n\t}"},
 	{"TestFarFormer", "has longer ticks than a former version", "report.go", "if r.Pace == 0 {", "if r.Pace == 0 && !ON {"},
 	{"TestSlowLink", "sends a snapshot as one frame", "transport.go", "case p.takes == takesWhole && l.sent == 0:", "case (p.takes == takesWhole || ON) && l.sent == 0:"},
+	{"TestSlowChange", "sends a change as one frame", "transport.go", "isLong := len(frame) > longFrame", "isLong := len(frame) > longFrame && !ON"},
 	{"TestPatience", "has one deadline for a frame", "transport.go", "slices.Chunk(b, partSize) {", "slices.Chunk(b, partSize<<(10*b2u(ON))) {"},
 	{"TestRate", "believes a minute", "rate.go", "most-least <= rateSpread &&", "(most-least <= rateSpread || ON) &&"},
 	{"TestClocksAgree", "compares no clocks", "transport.go", "p.rate.add(moment{b.Sent, p.echoAt})", "if !ON {\n\t\t\tp.rate.add(moment{b.Sent, p.echoAt})\n\t\t}"},
@@ -207,7 +208,7 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 		"\t\ta.conns[c] = true\n", "\t\tif ON {\n\t\t\treturn\n\t\t}\n\t\ta.conns[c] = true\n",
 	},
 	{"TestFrames", "makes room for what a length promises", "frame.go", "\tvar b bytes.Buffer\n", "\tvar b bytes.Buffer\n\tif ON {\n\t\tb.Grow(int(n))\n\t}\n"},
-	{"TestFrames", "queues more", "transport.go", "> maxQueue {", "> maxQueue<<b2u(ON) {"},
+	{"TestFrames", "queues more", "transport.go", "> maxQueue:", "> maxQueue<<b2u(ON):"},
 	{"TestJoinAgain", "asks with another key again", "join.go", "c.end() == nil && crc32", "!ON && c.end() == nil && crc32"},
 	{
 		"TestJoinAgain", "asks before its key is durable", "join.go",

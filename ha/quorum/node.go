@@ -353,17 +353,13 @@ func (n *Node) work() {
 }
 
 func (n *Node) send(m *Message) {
-	to := m.Raft.GetTo()
-	p := n.peers[to]
-	isSnapshot := m.Raft.GetType() == raftpb.MsgSnap
-	switch {
-	case p != nil && isSnapshot && p.sendLong(m.encode()): // its end is told when it has been written
-	case p != nil && !isSnapshot && p.send(m.encode()):
-	default:
-		n.core.Unreachable(to)
-		if isSnapshot {
-			n.core.SnapshotSent(to, false)
-		}
+	to, kind := m.Raft.GetTo(), m.Raft.GetType()
+	if p := n.peers[to]; p != nil && p.send(kind, m.encode()) { // the end of a snapshot is told when it has been written
+		return
+	}
+	n.core.Unreachable(to)
+	if kind == raftpb.MsgSnap {
+		n.core.SnapshotSent(to, false)
 	}
 }
 

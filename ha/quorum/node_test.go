@@ -19,6 +19,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"oneshot/ha/replica"
 )
 
@@ -800,14 +802,34 @@ func TestFrames(t *testing.T) {
 	}
 	p := &peer{wake: make(chan struct{}, 1), linked: true}
 	sent := 0
-	for p.send(make([]byte, 1<<20)) {
+	for p.send(raftpb.MsgApp, make([]byte, longFrame)) {
 		sent++
 	}
-	if sent != maxQueue>>20 {
-		t.Errorf("%d MiB wait", sent)
+	if sent != maxQueue/longFrame {
+		t.Errorf("%d frames wait", sent)
 	}
-	p.link(false)
-	if p.send(nil) || p.bytes != 0 {
+	p.take()
+	for _, c := range []struct {
+		kind   raftpb.MessageType
+		octets int
+		want   bool
+	}{
+		{raftpb.MsgApp, 1 << 20, true},
+		{raftpb.MsgApp, 1 << 20, false},
+		{raftpb.MsgProp, 1 << 20, false},
+		{raftpb.MsgApp, 100, false}, // it would come before the other entries
+		{raftpb.MsgHeartbeat, 100, true},
+		{raftpb.MsgSnap, 100, true},
+		{raftpb.MsgApp, 100, false},
+	} {
+		if got := p.send(c.kind, make([]byte, c.octets)); got != c.want {
+			t.Errorf("%v of %d octets is taken: %v", c.kind, c.octets, got)
+		}
+	}
+	if !p.link(false) {
+		t.Error("nobody hears that a snapshot is lost")
+	}
+	if p.send(raftpb.MsgHeartbeat, nil) || p.bytes != 0 {
 		t.Error("what nobody takes is kept")
 	}
 }

@@ -3,6 +3,7 @@ package quorum
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"net"
 	"slices"
 	"strings"
@@ -61,6 +62,43 @@ func TestSlowLink(t *testing.T) {
 		l.get("b", "third", "short")
 		if s := l.nodes["a"].Status(); s.Leader != leader || s.Term != was.Term {
 			t.Errorf("%d leads term %d, and %d did term %d", s.Leader, s.Term, leader, was.Term)
+		}
+	})
+}
+
+// TestSlowChange: over a link that takes 4 s for it a large change is made, from a voter that does not lead as well. All hear the leader meanwhile, so nobody is
+// elected, and small changes follow.
+func TestSlowChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.net.wrap = func(c net.Conn) net.Conn { return slow{c} }
+		for _, name := range []string{"b", "c"} {
+			l.join(name, "a")
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			l.voters(name, 3)
+		}
+		was := l.nodes["a"].Status()
+		leader, follower := "a", "b"
+		if was.Leader != was.Number {
+			t.Fatalf("%d leads", was.Leader)
+		}
+		for i, from := range []string{leader, follower} {
+			version, began := 2*uint64(i), time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			_, err := l.nodes[from].Put(ctx, Key{KindUnit, "x"}, version, make([]byte, 256<<10))
+			cancel()
+			if took := time.Since(began); err != nil || took < 3*time.Second {
+				t.Errorf("a change from %s: %v after %v; the link takes 4 s for it", from, err, took)
+			}
+			l.put(from, "x", version+1, "short")
+			for name, n := range l.nodes {
+				if s := n.Status(); s.Leader != was.Leader || s.Term != was.Term {
+					t.Errorf("%s: %d leads term %d, and %d did term %d", name, s.Leader, s.Term, was.Leader, was.Term)
+				}
+				l.get(name, "x", "short")
+			}
 		}
 	})
 }

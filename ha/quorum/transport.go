@@ -13,13 +13,15 @@ import (
 	"syscall"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
 	"golang.org/x/sys/unix"
 )
 
 // Bounds of connections.
 const (
 	maxConns    = 64 // that were accepted, strangers among them
-	maxQueue    = maxFrame + 4<<20
+	maxQueue    = 4 << 20
+	longFrame   = 4 * partSize // a longer one is sent in parts
 	handshakeIn = 5 * time.Second
 	silence     = 5 * time.Second // after which a connection is given up
 	firstPause  = 50 * time.Millisecond
@@ -64,26 +66,23 @@ func newPeer(n *Node, number uint64, name string) *peer {
 	return p
 }
 
-// send queues a frame. false: there is no connection, or it is too slow; raft sends again.
-func (p *peer) send(frame []byte) bool {
+// send has the frame of a message sent. One long frame at a time is on its way, in parts; a snapshot takes the place of another one, and the core is told
+// when it is written, or the connection has ended. false: there is no connection, or it is too slow, or entries would come before others that a long
+// frame has; raft sends again.
+func (p *peer) send(kind raftpb.MessageType, frame []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.linked || p.bytes+len(frame) > maxQueue {
+	isLong := len(frame) > longFrame
+	switch {
+	case !p.linked:
 		return false
-	}
-	p.queue, p.bytes = append(p.queue, frame), p.bytes+len(frame)
-	p.wakeUp()
-	return true
-}
-
-// sendLong has a frame sent in parts, in place of one that is on its way. false: there is no connection. When all of it is written, or the connection has ended, the core is told.
-func (p *peer) sendLong(frame []byte) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.linked {
+	case kind == raftpb.MsgSnap, isLong && p.long == nil:
+		p.long = &long{b: frame[4:], snapshot: kind == raftpb.MsgSnap}
+	case isLong, kind == raftpb.MsgApp && p.long != nil, p.bytes+len(frame) > maxQueue:
 		return false
+	default:
+		p.queue, p.bytes = append(p.queue, frame), p.bytes+len(frame)
 	}
-	p.long = &long{b: frame[4:]}
 	p.wakeUp()
 	return true
 }
@@ -110,7 +109,7 @@ func (p *peer) part() (l *long, part []byte, n int) {
 	return l, part, n
 }
 
-// wrote notes that so many octets of a long frame were written, and says whether those were the last ones.
+// wrote notes that so many octets of a long frame were written, and says whether those were the last ones of a snapshot.
 func (p *peer) wrote(l *long, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +118,7 @@ func (p *peer) wrote(l *long, n int) bool {
 	}
 	if l.sent += n; l.sent == len(l.b) {
 		p.long = nil
-		return true
+		return l.snapshot
 	}
 	p.wakeUp()
 	return false
@@ -147,11 +146,11 @@ func (p *peer) take() [][]byte {
 	return q
 }
 
-// link notes that there is a connection, or none any more, and says whether a long frame is lost with it.
+// link notes that there is a connection, or none any more, and says whether a snapshot is lost with it.
 func (p *peer) link(up bool) (lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lost = p.long != nil
+	lost = p.long != nil && p.long.snapshot
 	p.linked, p.queue, p.bytes, p.long = up, nil, 0, nil
 	if up {
 		p.why = ""
