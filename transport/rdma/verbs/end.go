@@ -179,7 +179,11 @@ func (q *queuePair) retire() {
 		q.recvCQ.drain()
 	}
 	if err := errno(C.os_destroy_qp(q.qp)); err != nil {
-		q.dev.log.Error("destroy queue pair", "reason", err)
+		// Neither of the two known cases passes, so there is nothing to try again. A card was removed: EIO; the kernel has destroyed its queue pairs, and
+		// libibverbs keeps the memory of each, unless RDMAV_ALLOW_DISASSOC_DESTROY is set for the process (verbs_is_destroy_err of rdma-core). Or it
+		// is in a multicast group (ibv_destroy_qp(3)), in which none is here.
+		q.dev.log.Error("a queue pair cannot be destroyed: its memory stays until the process ends, and, unless the RDMA device is gone, what it uses there until the device is closed",
+			"number", uint32(q.number), "reason", err)
 	}
 	receives := func() {
 		if own {
