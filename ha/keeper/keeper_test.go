@@ -174,6 +174,34 @@ func TestSockets(t *testing.T) {
 	b.refuses(p, true)
 }
 
+// TestAbandonedReload: a portal that the configuration names from now on does not make the keeper let go of those of the daemon, which goes on with
+// what it has when a reload fails. Only the daemon says when it has done without them.
+func TestAbandonedReload(t *testing.T) {
+	b := newBench(t)
+	p := b.portal()
+	c := b.client()
+	l, err := c.Listen(p, cannot)
+	b.must(err)
+	b.must(l.Close())
+	next := b.portal()
+	next.IP = netip.MustParseAddr("127.0.0.2")
+	b.portals.Store(&[]Portal{next})
+	l, err = c.Listen(next, cannot)
+	b.must(err)
+	b.must(l.Close())
+	if err := c.Announce(p.Address); err == nil || !strings.Contains(err.Error(), "is not held") {
+		t.Errorf("an address that the daemon has by a former configuration: %v", err)
+	}
+	b.must(c.Close())
+	b.refuses(p, false)
+	c = b.client()
+	b.must(c.Keep([]Portal{next}))
+	b.refuses(p, true)
+	if err := c.Announce(p.Address); err == nil || !strings.Contains(err.Error(), "has no portal") {
+		t.Errorf("an address that the daemon has no more: %v", err)
+	}
+}
+
 // TestMissed: a keeper that is not there is missed, and found again.
 func TestMissed(t *testing.T) {
 	b := newBench(t)
