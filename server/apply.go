@@ -356,9 +356,12 @@ func (c *change) abandon() []error {
 	for _, p := range c.opened {
 		_ = p.Close()
 	}
+	var errs []error
+	if m := c.s.member; m != nil && m.keeper != nil {
+		errs = append(errs, m.keeper.GiveUp(m.sockets()))
+	}
 	c.abandonServices()
 	fresh := c.units.without(&c.s.units)
-	var errs []error
 	for _, s := range fresh.stores {
 		errs = append(errs, undo(s.made)...)
 	}

@@ -157,16 +157,33 @@ func (c *Client) has(p Portal) bool {
 
 // Keep closes the sockets of portals that are not in list, here and at the keeper, which reads its configuration again for that.
 func (c *Client) Keep(list []Portal) error {
+	c.closeOthers(list)
+	_, _, err := c.ask(&request{Op: opLook})
+	return err
+}
+
+// GiveUp closes the sockets of portals that are not in list, here and at the keeper, whose configuration may have them: of those that were opened for a change
+// that is abandoned.
+func (c *Client) GiveUp(list []Portal) (err error) {
+	for _, p := range c.closeOthers(list) {
+		_, _, e := c.ask(&request{Op: opClose, Portal: p})
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// closeOthers closes the sockets that are here of portals that are not in list, and returns these portals.
+func (c *Client) closeOthers(list []Portal) (others []Portal) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for p, f := range c.sockets {
 		if !slices.Contains(list, p) {
 			delete(c.sockets, p)
 			closeFile(f)
+			others = append(others, p)
 		}
 	}
-	c.mu.Unlock()
-	_, _, err := c.ask(&request{Op: opLook})
-	return err
+	return others
 }
 
 // ask asks, and returns the answer, and perhaps a socket.

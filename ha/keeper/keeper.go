@@ -268,6 +268,8 @@ func (k *Keeper) obey(a *ask, r *reply) (err error) {
 	case opListen:
 		r.socket, err = k.listen(a.Portal, a.socket)
 		return err
+	case opClose:
+		return k.shut(a.Portal)
 	case opAnnounce, opTickle:
 		if !k.core.Holds(now, a.Address) {
 			return fmt.Errorf("%v is not held", a.Address)
@@ -318,13 +320,22 @@ func (k *Keeper) look() error {
 	for _, p := range list {
 		k.portals[p] = true
 	}
-	for p, l := range k.sockets {
+	for p := range k.sockets {
 		if !k.portals[p] {
-			delete(k.sockets, p)
-			err = errors.Join(err, l.Close())
+			err = errors.Join(err, k.shut(p))
 		}
 	}
 	return err
+}
+
+// shut closes the socket of a portal, if there is one.
+func (k *Keeper) shut(p Portal) error {
+	l := k.sockets[p]
+	if l == nil {
+		return nil
+	}
+	delete(k.sockets, p)
+	return l.Close()
 }
 
 // listen returns a copy of the socket of a portal. If there is none yet it is given, or, if that is nil, one that is made here.

@@ -41,6 +41,7 @@ const (
 	opAnnounce op = "announce" // one that is held
 	opTickle   op = "tickle"   // Remote, with one that is held
 	opListen   op = "listen"   // give the socket; with one: keep this one, unless there is one already
+	opClose    op = "close"    // close the socket
 	opLook     op = "look"     // read the configuration again, and close sockets that it does not have any more
 )
 
