@@ -87,7 +87,7 @@ beside=$!
 # race harms no disk (internal/archtest compares). A program under it
 # waits 1 s before it exits, for goroutines that race with the end; none of ours outlives its test.
 # go vet looks in the second step and behind it, and with the tags in make check.
-without='^oneshot/(bench|bench/.*|config|config/migrate|ddp|ha/(front|heap/wire|replica)|iscsi/(chap|login|pdu|text)|nvme|nvme/auth|nvme/rdma/cm|nvme/tcp/pdu|packaging|partition/wire|state|transport/rdma|transport/rdma/manager|internal/(archtest|command|debian|doctest|hexdump|iov|iserhdr|latency|ring|serial|version|walk))$'
+without='^oneshot/(bench|bench/.*|config|config/migrate|ddp|ha/(heap/wire|replica)|iscsi/(chap|login|pdu|text)|nvme|nvme/auth|nvme/rdma/cm|nvme/tcp/pdu|packaging|partition/wire|state|transport/rdma|transport/rdma/manager|internal/(archtest|command|debian|doctest|hexdump|iov|iserhdr|latency|ring|serial|version|walk))$'
 mapfile -t watched < <(printf '%s\n' "${unit[@]}" | grep -Ev "$without")
 step "unit tests, race detector, invariants, kernel RDMA" \
 	env GORACE=atexit_sleep_ms=50 "$go" test -vet=off -race -short -p "$packages" -tags invariants,verbs -shuffle=on "${watched[@]}"

@@ -270,11 +270,13 @@ func TestKeeper(t *testing.T) {
 	if !inSegment(t) {
 		return
 	}
-	n := newSegment(t, "a")
+	n := newSegment(t, "a", "b")
 	s := newSiteAt(t, addressText, []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
 	s.text = strings.Replace(s.text, "  state: consensus\n", "  state: consensus\n  keeper: {socket: k.sock}\n", 1)
 	s.write("a", s.text)
 	s.startKeeper(n, "a")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
 	for _, at := range []string{moves4, moves6} {
 		p := keeper.Portal{Address: front.Address{IP: netip.MustParseAddr(at), Interface: "eth0"}, Port: 3260}
 		d := s.newKeptDaemon("a", p)
@@ -309,6 +311,34 @@ func TestKeeper(t *testing.T) {
 		}
 		if n.has("a", at) {
 			t.Errorf("the machine has %s still, and nobody asks for it", at)
+		}
+
+		// Another machine has the address meanwhile, and says so until the keeper has heard it.
+		for !strings.Contains(s.told(keeperOf("a")), "another machine has announced the address\" address=\""+p.Address.String()) {
+			d = s.newKeptDaemon("a", p)
+			d.begin()
+			c := s.connects(p)
+			d.end()
+			n.must(d.listener.Close())
+			n.must(d.Close())
+			reset := make(chan error, 1)
+			go func() {
+				_, err := c.Read(make([]byte, 1))
+				reset <- err
+			}()
+			for waits := true; waits; {
+				n.inside("b", func() { n.must(p.Address.Announce()) })
+				select {
+				case err := <-reset:
+					if waits = false; !errors.Is(err, syscall.ECONNRESET) {
+						t.Errorf("who has waited at %s is told %v", at, err)
+					}
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			if ctx.Err() != nil {
+				t.Fatal("it is not heard that another machine has the address")
+			}
 		}
 
 		// The keeper is gone. The next one has the socket from the daemon, and nobody else listens when that one is gone.
@@ -348,7 +378,7 @@ func (s *site) newKeptDaemon(name string, p keeper.Portal) *keptDaemon {
 	return d
 }
 
-// begin asks for the address, again and again until end is called, and waits until it was added.
+// begin asks for the address, again and again until end is called, and waits until it was added and announced.
 func (d *keptDaemon) begin() {
 	ctx, cancel := context.WithCancel(d.s.t.Context())
 	done, added := make(chan struct{}), make(chan struct{})
@@ -364,6 +394,7 @@ func (d *keptDaemon) begin() {
 		for isAdded := false; ctx.Err() == nil; <-t.C {
 			if _, err := d.Hold(d.portal.Address, front.Now()); err == nil && !isAdded { // on a busy machine one may come too late
 				isAdded = true
+				_ = d.Announce(d.portal.Address) // on a busy machine it may be gone again
 				close(added)
 			}
 		}

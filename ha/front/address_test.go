@@ -16,22 +16,30 @@ import (
 // apart has this process be the one of a test that has a network of its own.
 const apart = "ONESHOT_TEST_APART"
 
+// isApart reports whether this process has a network of its own; if not, another one that has runs the test.
+func isApart(t *testing.T) bool {
+	if os.Getenv(apart) != "" {
+		return true
+	}
+	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	c.Env = append(os.Environ(), apart+"=1")
+	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
+	if os.Geteuid() != 0 {
+		c.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
+		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	c.Stdout, c.Stderr = t.Output(), t.Output()
+	if err := c.Run(); err != nil {
+		t.Errorf("with a network of its own: %v", err)
+	}
+	return false
+}
+
 // TestForGood: an address that the administrator has given the machine for good stays as it is, whenever he has done that and whatever its
 // prefix, and only what Add has put there goes.
 func TestForGood(t *testing.T) {
-	if os.Getenv(apart) == "" {
-		c := exec.Command(os.Args[0], "-test.run=^TestForGood$", "-test.v")
-		c.Env = append(os.Environ(), apart+"=1")
-		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
-		if os.Geteuid() != 0 {
-			c.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
-			c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-			c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-		}
-		c.Stdout, c.Stderr = t.Output(), t.Output()
-		if err := c.Run(); err != nil {
-			t.Errorf("with a network of its own: %v", err)
-		}
+	if !isApart(t) {
 		return
 	}
 	lo, err := netlink.LinkByName("lo")

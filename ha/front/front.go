@@ -6,6 +6,8 @@
 //	 ├─ Announce ─► gratuitous ARP, or an unsolicited neighbour advertisement: the address has this MAC
 //	 └─ Tickle ───► an initiator that waits for an answer of the former machine learns that its connection is no more
 //
+// A Watch hears that another machine has announced an address.
+//
 // Addresses are set by netlink (github.com/vishvananda/netlink, which the initiator uses already). Frames and packets
 // are made here: each is a few fixed fields, and golang.org/x/sys has the sockets.
 package front

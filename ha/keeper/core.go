@@ -21,8 +21,8 @@ const (
 	// Renewal is the time between two such requests. A node that has handed over says nothing for the 0.2 s until its successor has the
 	// addresses, and holds them meanwhile.
 	Renewal = 50 * time.Millisecond
-	// settling is how long those wait who have connected while nobody served: another node has the address by then, in most cases. They are
-	// reset, and come to that one.
+	// settling is how long those wait at most who have connected while nobody served: another node has the address by then, in most cases,
+	// though it was not heard to announce it. They are reset, and come to that one.
 	settling = 500 * time.Millisecond
 	// again is the time between two attempts to remove an address.
 	again = 100 * time.Millisecond
@@ -34,7 +34,7 @@ const (
 // goroutine at a time.
 //
 //	          Hold: Add                       no Hold for Patience: Remove
-//	not here ───────────► here, added again ───────────────────────────────► not here; after settling: Reset
+//	not here ───────────► here, added again ───────────────────────────────► not here; Heard, or after settling: Reset
 //	   ▲                    │  each second                                      │
 //	   └────── Drop ────────┘                                Hold, Listen ──────┘ of a daemon that is back
 type Core struct {
@@ -47,6 +47,7 @@ type Core struct {
 type holding struct {
 	until time.Duration // it is held no longer
 	added time.Duration // to the interface, for front.Lifetime
+	heard bool          // another machine has announced it since it was asked for last
 }
 
 // Action is what Core wants done, in this order.
@@ -80,10 +81,10 @@ func (c *Core) Hold(now time.Duration, a front.Address, asOf time.Duration) (isN
 	}
 	delete(c.orphan, a)
 	if h := c.held[a]; h != nil && now < h.until {
-		h.until = max(h.until, until)
+		h.until, h.heard = max(h.until, until), false
 		return false, nil
 	}
-	c.held[a] = &holding{until, now}
+	c.held[a] = &holding{until: until, added: now}
 	return true, nil
 }
 
@@ -95,6 +96,19 @@ func (c *Core) Holds(now time.Duration, a front.Address) bool {
 
 // Drop says that an address is not here any more.
 func (c *Core) Drop(a front.Address) { delete(c.held, a) }
+
+// Heard says that another machine has announced an address: who has connected here while nobody served finds it there. It reports whether that is
+// news here.
+func (c *Core) Heard(now time.Duration, a front.Address) (isNews bool) {
+	h := c.held[a]
+	if h != nil {
+		isNews, h.heard = !h.heard, true
+	}
+	if at, waits := c.orphan[a]; waits && at > now {
+		c.orphan[a], isNews = now, true
+	}
+	return isNews
+}
 
 // Listen says that the socket of an address is about to be given to a daemon. Those who have connected while nobody served
 // are not the new one's guests, unless it has the address.
@@ -112,11 +126,11 @@ func (c *Core) Tick(now time.Duration, out []Action) []Action {
 	for a, h := range c.held {
 		switch {
 		case now >= h.until && now >= h.added+front.Lifetime: // the kernel has dropped it
-			c.orphaned(now, a)
+			c.orphaned(now, a, h)
 			c.Drop(a)
 		case now >= h.until:
 			backed = false
-			c.orphaned(now, a)
+			c.orphaned(now, a, h)
 			out = append(out, Action{Remove, a})
 		case now >= h.added+front.Lifetime/2:
 			h.added = now
@@ -136,9 +150,12 @@ func (c *Core) Tick(now time.Duration, out []Action) []Action {
 	return out
 }
 
-func (c *Core) orphaned(now time.Duration, a front.Address) {
-	if _, is := c.orphan[a]; !is {
-		c.orphan[a] = now + settling
+func (c *Core) orphaned(now time.Duration, a front.Address, h *holding) {
+	if _, is := c.orphan[a]; is {
+		return
+	}
+	if c.orphan[a] = now + settling; h.heard {
+		c.orphan[a] = now
 	}
 }
 

@@ -124,6 +124,46 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// TestHeard: who has connected is reset as soon as it is known that another machine has the address and this one has not, also if that was heard while
+// the address was here still. If the daemon goes on to ask for it, what was heard before says nothing.
+func TestHeard(t *testing.T) {
+	m := newMachine(t)
+	m.holds(0, true)
+	m.runs(400)
+	if !m.core.Heard(m.now, address) || m.core.Heard(m.now, address) {
+		t.Error("it is news, once")
+	}
+	m.runs(5000)
+	m.says("0 add", "300 remove", "400 reset")
+
+	m = newMachine(t)
+	m.holds(0, true)
+	m.runs(100)
+	m.core.Heard(m.now, address)
+	m.runs(5000)
+	m.says("0 add", "300 remove", "300 reset")
+
+	m = newMachine(t)
+	m.holds(0, true)
+	m.runs(50)
+	m.core.Heard(m.now, address)
+	m.runs(100)
+	m.holds(0, false)
+	m.runs(5000)
+	m.says("0 add", "400 remove", "900 reset")
+
+	m = newMachine(t)
+	m.stuck = true
+	m.holds(0, true)
+	m.runs(1000)
+	m.core.Heard(m.now, address)
+	m.runs(5000)
+	m.says("0 add", "2000 dropped by the kernel", "2000 reset")
+	if m.core.Heard(m.now, address) {
+		t.Error("nobody waits, and the address is not here")
+	}
+}
+
 // TestLate: what a request is good for counts from when the daemon knew that it was the primary, not from when the request is read: either
 // process may have been stopped meanwhile.
 func TestLate(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -36,12 +37,16 @@ type Options struct {
 type Keeper struct {
 	Options
 	asks  chan ask
+	heard chan front.Address // that another machine has announced. Announcements are repeated: what finds no room is lost
 	quiet loglimit.Gate
 
 	// All of these belong to the goroutine of run.
 	core    *Core
 	portals map[Portal]bool
 	sockets map[Portal]*net.TCPListener
+	watches map[front.Address]*front.Watch // of addresses that were held
+
+	watchers sync.WaitGroup
 }
 
 // ask is a request on its way to run. reply gets the answer, and perhaps a socket, which is the receiver's.
@@ -65,7 +70,7 @@ const (
 
 // New reads the configuration.
 func New(o Options) (*Keeper, error) {
-	k := &Keeper{Options: o, asks: make(chan ask), core: NewCore(), sockets: make(map[Portal]*net.TCPListener)}
+	k := &Keeper{Options: o, asks: make(chan ask), heard: make(chan front.Address, 16), core: NewCore(), sockets: make(map[Portal]*net.TCPListener), watches: make(map[front.Address]*front.Watch)}
 	return k, k.look()
 }
 
@@ -87,6 +92,10 @@ func (k *Keeper) Serve(ctx context.Context) error {
 	for _, l := range k.sockets {
 		err = errors.Join(err, l.Close())
 	}
+	for a := range k.watches {
+		k.unwatch(a)
+	}
+	k.watchers.Wait()
 	if k.Watchdog != nil {
 		err = errors.Join(err, k.Watchdog.Close())
 	}
@@ -192,6 +201,10 @@ func (k *Keeper) run(ctx context.Context) {
 		case a := <-k.asks:
 			k.do(k.core.Tick(front.Now(), nil))
 			a.reply <- k.answer(&a)
+		case a := <-k.heard:
+			if k.core.Heard(front.Now(), a) {
+				k.Log.Info("another machine has announced the address", "address", a.String())
+			}
 		case <-t.C:
 		}
 		t.Stop()
@@ -255,6 +268,7 @@ func (k *Keeper) obey(a *ask, r *reply) (err error) {
 	switch a.Op {
 	case opHold:
 		if r.New, err = k.core.Hold(now, a.Address, a.AsOf); r.New {
+			k.watch(a.Address)
 			if err = a.Address.Add(); err != nil {
 				k.core.Drop(a.Address)
 			}
@@ -325,6 +339,11 @@ func (k *Keeper) look() error {
 			err = errors.Join(err, k.shut(p))
 		}
 	}
+	for a := range k.watches {
+		if !slices.ContainsFunc(list, func(p Portal) bool { return p.Address == a }) {
+			k.unwatch(a)
+		}
+	}
 	return err
 }
 
@@ -336,6 +355,32 @@ func (k *Keeper) shut(p Portal) error {
 	}
 	delete(k.sockets, p)
 	return l.Close()
+}
+
+// watch begins to hear who else announces an address, anew if it has before: the interface may be another one.
+func (k *Keeper) watch(a front.Address) {
+	k.unwatch(a)
+	w, err := a.Watch()
+	if err != nil {
+		k.complain(fmt.Errorf("%v: it will not be heard that another machine has it: %w", a, err))
+		return
+	}
+	k.watches[a] = w
+	k.watchers.Go(func() {
+		for w.Next() == nil {
+			select {
+			case k.heard <- a:
+			default:
+			}
+		}
+	})
+}
+
+func (k *Keeper) unwatch(a front.Address) {
+	if w := k.watches[a]; w != nil {
+		delete(k.watches, a)
+		_ = w.Close() // nothing was written
+	}
 }
 
 // listen returns a copy of the socket of a portal. If there is none yet it is given, or, if that is nil, one that is made here.

@@ -1,0 +1,82 @@
+package front
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// TestAnnounced: what Announce sends is read, and nothing shorter, and no advertisement that a router may have passed on (RFC 4861 §7.1.2).
+func TestAnnounced(t *testing.T) {
+	for _, text := range []string{"192.0.2.10", "2001:db8::a"} {
+		want := netip.MustParseAddr(text)
+		b := appendAnnouncement(nil, mac, want)[2*macLen+2:]
+		if from, ip, ok := announced(b); !ok || from != mac || ip != want {
+			t.Errorf("%v: %x says it has %v, %t", want, from, ip, ok)
+		}
+		for n := range b {
+			if _, ip, ok := announced(b[:n]); ok {
+				t.Errorf("%d bytes tell of %v", n, ip)
+			}
+		}
+		if want.Is6() {
+			b[7] = 254
+			if _, ip, ok := announced(b); ok {
+				t.Errorf("with a hop limit of 254 it tells of %v", ip)
+			}
+		}
+	}
+}
+
+// TestWatch: another machine on the network announces addresses, and the watch of each hears that.
+func TestWatch(t *testing.T) {
+	if !isApart(t) {
+		return
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "here"}, PeerName: "there"}))
+	for _, name := range []string{"here", "there"} {
+		l, err := netlink.LinkByName(name)
+		must(err)
+		must(netlink.LinkSetUp(l))
+	}
+	for _, text := range []string{"192.0.2.10", "2001:db8::a"} {
+		ip := netip.MustParseAddr(text)
+		w, err := Address{ip, "here"}.Watch()
+		must(err)
+		heard := make(chan error)
+		go func() { heard <- w.Next() }()
+		again := time.NewTicker(10 * time.Millisecond)
+		for isHeard := false; !isHeard; { // a link that was just made may lose frames
+			must(Address{ip.Next(), "there"}.Announce())
+			must(Address{ip, "here"}.Announce())
+			must(Address{ip, "there"}.Announce())
+			select {
+			case err := <-heard:
+				must(err)
+				isHeard = true
+			case <-again.C:
+			case <-t.Context().Done():
+				t.Fatalf("%v is not heard", ip)
+			}
+		}
+		again.Stop()
+		go func() {
+			for err = nil; err == nil; { // more that was sent
+				err = w.Next()
+			}
+			heard <- err
+		}()
+		must(w.Close())
+		if err := <-heard; err == nil {
+			t.Error("a watch that is closed hears something")
+		}
+	}
+}
