@@ -1003,9 +1003,9 @@ func TestFollow(t *testing.T) {
 		if b := heard("b", ""); b != "1 2 3 " {
 			t.Errorf("after Close b has heard %s", b)
 		}
+		before := heard("a", "")
 		l.open("a")
 		follow("a")
-		before := heard("a", "")
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if _, err := l.nodes["a"].Await(ctx, func(*Status) bool { return heard("a", "") != before }); err == nil {
