@@ -50,6 +50,9 @@ func (a *api) sessions(w http.ResponseWriter, _ *http.Request) {
 // dropper ends what the path names by a number of so many bits; drop reports whether there was one.
 func dropper(what, numbers string, bits int, drop func(uint64) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if !bare(w, r) {
+			return
+		}
 		text := r.PathValue("id")
 		id, err := strconv.ParseUint(text, 10, bits)
 		switch {
@@ -78,6 +81,9 @@ func accessStates(list []Access) AccessStates {
 const maxRequest = 256 << 10
 
 func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
+	if !noQuery(w, r) {
+		return
+	}
 	var change AccessChange
 	if err := decodeOne(http.MaxBytesReader(w, r.Body, maxRequest), &change); err != nil {
 		fail(w, http.StatusBadRequest, fmt.Sprintf("this is not a change of access states: %v", err))
@@ -89,9 +95,12 @@ func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
 	}
 	list, err := a.target.SetAccess(r.Context(), change)
 	_, missing := errors.AsType[*NotFoundError](err)
+	_, senseless := errors.AsType[*RequestError](err)
 	switch {
 	case missing:
 		fail(w, http.StatusNotFound, err.Error())
+	case senseless:
+		fail(w, http.StatusBadRequest, err.Error())
 	case err != nil:
 		fail(w, http.StatusUnprocessableEntity, err.Error())
 	default:
@@ -100,6 +109,9 @@ func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) reload(w http.ResponseWriter, r *http.Request) {
+	if !bare(w, r) {
+		return
+	}
 	done, err := a.target.Reload(r.Context())
 	if err != nil {
 		fail(w, http.StatusUnprocessableEntity, err.Error())

@@ -157,7 +157,7 @@ func (a *api) clusterer(mux *http.ServeMux) {
 }
 
 func (a *api) newToken(w http.ResponseWriter, r *http.Request) {
-	if !noBody(w, r) {
+	if !bare(w, r) {
 		return
 	}
 	t, err := a.target.NewToken(r.Context())
@@ -179,6 +179,10 @@ func (a *api) removeNode(w http.ResponseWriter, r *http.Request) {
 	if !ok || !noBody(w, r) {
 		return
 	}
+	if q["up"] && !q["replace"] { // to remove the node is not what was meant
+		fail(w, http.StatusBadRequest, "up is for ?replace: a node that is removed may be up")
+		return
+	}
 	if err := a.target.RemoveNode(r.Context(), r.PathValue("name"), Removal{q["replace"], q["up"], lose}); err != nil {
 		failCluster(w, err)
 		return
@@ -187,7 +191,7 @@ func (a *api) removeNode(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) drainNode(w http.ResponseWriter, r *http.Request) {
-	if !noBody(w, r) {
+	if !bare(w, r) {
 		return
 	}
 	if err := a.target.DrainNode(r.Context(), r.PathValue("name"), r.Method == http.MethodPut); err != nil {

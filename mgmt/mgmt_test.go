@@ -152,6 +152,8 @@ func (f *fake) SetAccess(_ context.Context, c AccessChange) ([]Access, error) {
 		return f.Access(), nil
 	case 2:
 		return nil, errors.New("not here")
+	case 4:
+		return nil, &RequestError{"no such state"}
 	}
 	return nil, fmt.Errorf("target: %w", &NotFoundError{"no group"})
 }
@@ -243,7 +245,8 @@ func TestAPI(t *testing.T) {
 
 // Requests that make no sense have answers in JSON that say so.
 func TestAPIMistakes(t *testing.T) {
-	h := NewAPI(&fake{sick: errors.New("ill")})
+	f := &fake{sick: errors.New("ill")}
+	h := NewAPI(f)
 	for _, c := range []struct {
 		method, path, body string
 		status             int
@@ -262,6 +265,26 @@ func TestAPIMistakes(t *testing.T) {
 		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "state": "standby"}]`, 400, "something follows"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 3, "state": "standby"}`, 404, "no group"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 2, "state": "standby"}`, 422, "not here"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 4, "state": "standbye"}`, 400, "no such state"},
+		{"POST", "/v1/mirrors/a%2Fb/verify", "", 400, "it is empty"},
+		// What is asked for beside what there is would be something else.
+		{"PATCH", "/v1/access?dry_run", `{"target": "t", "group": 1, "state": "standby"}`, 400, `no switch \"dry_run\" here`},
+		{"POST", "/v1/reload?dry_run", "", 400, `no switch \"dry_run\" here`},
+		{"POST", "/v1/reload", `{"dry_run": true}`, 400, "has a body"},
+		{"DELETE", "/v1/sessions/3?dry_run", "", 400, `no switch \"dry_run\" here`},
+		{"DELETE", "/v1/controllers/5?dry_run", "", 400, `no switch \"dry_run\" here`},
+		{"DELETE", "/v1/endpoints/4?dry_run", "", 400, `no switch \"dry_run\" here`},
+		{"POST", "/v1/cluster/tokens?count=3", "", 400, `no switch \"count\" here`},
+		{"DELETE", "/v1/cluster/nodes/b?up", "", 400, "up is for ?replace"},
+		{"DELETE", "/v1/cluster/nodes/b?up&replace=false", "", 400, "up is for ?replace"},
+		{"PUT", "/v1/cluster/drained/b?wait", "", 400, `no switch \"wait\" here`},
+		{"DELETE", "/v1/cluster/drained/b?wait", "", 400, `no switch \"wait\" here`},
+		{"POST", "/v1/mirrors/a%2Fb/switch?node=b", "", 400, `no switch \"node\" here: known are to`},
+		{"POST", "/v1/mirrors/a%2Fb/switch?to=b&to=c", "", 400, "write it once"},
+		{"POST", "/v1/mirrors/a%2Fb/switch?to=%zz", "", 400, "invalid URL escape"},
+		{"POST", "/v1/mirrors/a%2Fb/grow?size=4096&unit=MiB", "", 400, `no switch \"unit\" here: known are size`},
+		{"POST", "/v1/mirrors/a%2Fb/verify?repair", "{}", 400, `no switch \"repair\" here`},
+		{"DELETE", "/v1/mirrors/a%2Fb/verify?repair", "", 400, `no switch \"repair\" here`},
 		{"PATCH", "/v1/access", `{"target": "` + strings.Repeat("t", maxRequest) + `"}`, 400, "too large"},
 	} {
 		w := httptest.NewRecorder()
@@ -269,6 +292,9 @@ func TestAPIMistakes(t *testing.T) {
 		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) || w.Header().Get("Content-Type") != "application/json" {
 			t.Errorf("%s %s: %d %s", c.method, c.path, w.Code, w.Body)
 		}
+	}
+	if len(f.dropped)+len(f.removed)+len(f.asked) > 0 {
+		t.Errorf("done all the same: %v, %v, %v", f.dropped, f.removed, f.asked)
 	}
 }
 

@@ -107,7 +107,7 @@ func NewPeerAPI(p Peer) http.Handler {
 		done(w, p.KnowGuests(r.PathValue("name"), guests))
 	})
 	mux.HandleFunc("POST /v1/mirrors/{name}/taken", func(w http.ResponseWriter, r *http.Request) {
-		if noBody(w, r) {
+		if bare(w, r) {
 			done(w, p.AddressesTaken(r.PathValue("name")))
 		}
 	})
@@ -118,10 +118,11 @@ func NewPeerAPI(p Peer) http.Handler {
 // sized is a request with a size in bytes.
 func sized(f func(r *http.Request, size int64) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !noBody(w, r) {
+		text, ok := valueOf(w, r, "size")
+		if !ok || !noBody(w, r) {
 			return
 		}
-		size, err := strconv.ParseInt(r.URL.Query().Get("size"), 10, 64)
+		size, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || size <= 0 {
 			fail(w, http.StatusBadRequest, "size is to be a number of bytes")
 			return
@@ -141,10 +142,11 @@ func done(w http.ResponseWriter, err error) {
 
 func mirrorer(mux *http.ServeMux, m Mirrorer) {
 	mux.HandleFunc("POST /v1/mirrors/{name}/switch", func(w http.ResponseWriter, r *http.Request) {
-		if !noBody(w, r) {
+		to, ok := valueOf(w, r, "to")
+		if !ok || !noBody(w, r) {
 			return
 		}
-		done, err := m.SwitchMirror(r.Context(), r.PathValue("name"), r.URL.Query().Get("to"))
+		done, err := m.SwitchMirror(r.Context(), r.PathValue("name"), to)
 		if err != nil {
 			failCluster(w, err)
 			return
@@ -153,6 +155,9 @@ func mirrorer(mux *http.ServeMux, m Mirrorer) {
 	})
 	mux.HandleFunc("POST /v1/mirrors/{name}/grow", sized(func(r *http.Request, size int64) error { return m.GrowMirror(r.Context(), r.PathValue("name"), size) }))
 	mux.HandleFunc("POST /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
+		if !noQuery(w, r) {
+			return
+		}
 		var how Verify
 		if err := decodeOne(http.MaxBytesReader(w, r.Body, maxRequest), &how); err != nil {
 			fail(w, http.StatusBadRequest, fmt.Sprintf("this does not say how to compare: %v", err))
@@ -165,7 +170,7 @@ func mirrorer(mux *http.ServeMux, m Mirrorer) {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("DELETE /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
-		if !noBody(w, r) {
+		if !bare(w, r) {
 			return
 		}
 		if err := m.StopVerify(r.Context(), r.PathValue("name")); err != nil {

@@ -149,7 +149,7 @@ func switchesOf(w http.ResponseWriter, values url.Values, known ...string) (map[
 		yes, err := strconv.ParseBool(v[0])
 		switch {
 		case !slices.Contains(known, k):
-			fail(w, http.StatusBadRequest, fmt.Sprintf("there is no switch %q here: known are %s", k, strings.Join(known, ", ")))
+			fail(w, http.StatusBadRequest, unknownKey(k, known...))
 			return nil, false
 		case len(v) > 1 || v[0] != "" && err != nil:
 			fail(w, http.StatusBadRequest, fmt.Sprintf("%s is %q: write it once, without value or as true or false", k, v))
@@ -158,6 +158,42 @@ func switchesOf(w http.ResponseWriter, values url.Values, known ...string) (map[
 		on[k] = v[0] == "" || yes
 	}
 	return on, true
+}
+
+// valueOf reads a query that has the one key, or none; "": it is not there. A key that is not known is refused: whoever wrote it has asked for
+// something else.
+func valueOf(w http.ResponseWriter, r *http.Request, key string) (string, bool) {
+	values, ok := parseQuery(w, r)
+	if !ok {
+		return "", false
+	}
+	for k, v := range values {
+		switch {
+		case k != key:
+			fail(w, http.StatusBadRequest, unknownKey(k, key))
+			return "", false
+		case len(v) > 1:
+			fail(w, http.StatusBadRequest, fmt.Sprintf("%s is %q: write it once", k, v))
+			return "", false
+		}
+	}
+	return values.Get(key), true
+}
+
+func unknownKey(key string, known ...string) string {
+	text := fmt.Sprintf("there is no switch %q here", key)
+	if len(known) > 0 {
+		text += ": known are " + strings.Join(known, ", ")
+	}
+	return text
+}
+
+// bare refuses a query and a body where neither has a meaning.
+func bare(w http.ResponseWriter, r *http.Request) bool { return noQuery(w, r) && noBody(w, r) }
+
+func noQuery(w http.ResponseWriter, r *http.Request) bool {
+	_, ok := queryOf(w, r)
+	return ok
 }
 
 // decode reads one JSON value without unknown keys: to leave out what was asked for would do something else.
@@ -177,7 +213,9 @@ func decodeFrom(w http.ResponseWriter, body io.Reader, into any) bool {
 func decodeOne(body io.Reader, into any) error {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
+	if err := d.Decode(into); err == io.EOF {
+		return errors.New("it is empty")
+	} else if err != nil {
 		return err
 	}
 	switch _, err := d.Token(); {

@@ -25,7 +25,7 @@ type Target interface {
 	// What SetAccess and Reload do waits until other changes are over. If its context ends before, nothing is done.
 	//
 	// SetAccess changes access states, and returns those of all groups of the LUNs or namespaces concerned. On a
-	// *NotFoundError, and any other error that does not say otherwise, nothing has changed.
+	// *NotFoundError or *RequestError, and any other error that does not say otherwise, nothing has changed.
 	SetAccess(context.Context, AccessChange) ([]Access, error)
 	// Reload reads the configuration again and applies the difference. On an error, whose text
 	// may have several lines, nothing has changed.
@@ -268,6 +268,11 @@ type AccessChange struct {
 type NotFoundError struct{ What string }
 
 func (e *NotFoundError) Error() string { return e.What }
+
+// RequestError says why a request makes no sense, whatever the target has.
+type RequestError struct{ Why string }
+
+func (e *RequestError) Error() string { return e.Why }
 
 // Reload is the answer to POST /v1/reload.
 type Reload struct {

@@ -135,7 +135,7 @@ func (s *Server) concerned(c *mgmt.AccessChange) (*concern, error) {
 		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("the target %s is not reached through the group %d: its groups are %s", c.Target, c.Group, words(groups))}
 	}
 	if _, ok := access.ParseGroupState(c.State); !ok && c.State != "" {
-		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no access state %q", c.State)}
+		return nil, &mgmt.RequestError{Why: fmt.Sprintf("there is no access state %q", c.State)}
 	}
 	if t != nil {
 		return s.concernedLUNs(t, c.LUNs)

@@ -390,7 +390,11 @@ func (s *Server) RemoveNode(ctx context.Context, name string, how mgmt.Removal) 
 	if err := s.member.spares(ctx, name, how.Lose); err != nil {
 		return err
 	}
-	return noMajority(n.Leave(ctx, name, leaving))
+	err = n.Leave(ctx, name, leaving)
+	if none, ok := errors.AsType[*quorum.NoMemberError](err); ok {
+		return &mgmt.NotFoundError{What: none.Error()}
+	}
+	return noMajority(err)
 }
 
 // goneTime is how long a node that was ended a moment ago may still be heard.

@@ -223,6 +223,23 @@ func TestNoCluster(t *testing.T) {
 	}
 }
 
+// TestRemoveNobody: a node that is no member, perhaps because it was removed already, is not found, which is another answer than that it has to stay.
+func TestRemoveNobody(t *testing.T) {
+	text, on := clusterOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	for _, how := range []mgmt.Removal{{}, {Replace: true}} {
+		err := s.RemoveNode(t.Context(), "c", how)
+		if _, ok := errors.AsType[*mgmt.NotFoundError](err); !ok {
+			t.Errorf("%+v: %v", how, err)
+		}
+	}
+	err := s.RemoveNode(t.Context(), "a", mgmt.Removal{})
+	if _, ok := errors.AsType[*mgmt.NotFoundError](err); ok || err == nil {
+		t.Errorf("the only member: %v", err)
+	}
+}
+
 // TestPortalsOfOthersComeAndGo: initiators learn in which states the groups of other nodes are, also of those that a reload has brought.
 func TestPortalsOfOthersComeAndGo(t *testing.T) {
 	text, on := clusterOn(t)

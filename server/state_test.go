@@ -173,8 +173,12 @@ portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
 		{mgmt.AccessChange{Target: target, Group: 1, State: "standby", LUNs: []uint16{0, 3}}, "no LUN 3"},
 		{mgmt.AccessChange{Target: "iqn.2026-11.example.oneshot:u", Group: 2, State: "standby"}, "LUN 0 of iqn.2026-11.example.oneshot:u has alua: explicit"},
 	} {
-		if _, err := s.SetAccess(t.Context(), c.change); err == nil || !strings.Contains(err.Error(), c.want) {
+		_, err := s.SetAccess(t.Context(), c.change)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.change, err)
+		}
+		if _, senseless := errors.AsType[*mgmt.RequestError](err); senseless != (c.change.State == "asleep") {
+			t.Errorf("%+v: %T", c.change, err)
 		}
 	}
 	yes := true

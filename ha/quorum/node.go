@@ -505,7 +505,7 @@ func (n *Node) NewToken(ctx context.Context) (Token, error) {
 // Leave replaces or removes the member of that name. One that is replaced, and has no successor yet, can be removed. Done twice it is the same,
 // until a successor has joined, or the member is gone. A member is refused by all others from then on, though it may have its vote still. So Leave
 // refuses, with a *RefusedError, to send one away without which no majority of the voters is up: nothing could be agreed on any more, not even
-// who votes in its place. It waits for voters until ctx ends.
+// who votes in its place. It waits for voters until ctx ends. Without such a member it returns a *NoMemberError.
 func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
 	if s, err := n.Await(ctx, func(s *Status) bool { return s.canSpare(name) }); err == net.ErrClosed {
 		return ErrUnknown
@@ -521,11 +521,16 @@ func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
 			}
 		}
 		if number == 0 {
-			return 0, &RefusedError{fmt.Sprintf("there is no member %s", name)}
+			return 0, &NoMemberError{name}
 		}
 		return c.Leave(number, how)
 	}).Err
 }
+
+// NoMemberError says that no member has that name, or none that has not left yet.
+type NoMemberError struct{ Name string }
+
+func (e *NoMemberError) Error() string { return fmt.Sprintf("there is no member %s", e.Name) }
 
 // canSpare reports whether a majority of the voters, and of the former ones while they change, is up without the member of that name. It is true
 // where there is nothing to lose: the member is leaving already, there is none, or it is the only one, which consensus does not let go.
