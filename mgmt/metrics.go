@@ -91,6 +91,8 @@ var (
 	descMapped = desc("buffer_mapped_bytes", "Address space for I/O buffers.")
 	descLeases = desc("buffer_leases", "I/O buffers in use.")
 
+	descPaused = desc("moderation_paused_seconds_total", "The length together of the pauses of connections over TCP for more commands to come.")
+
 	descRDMA = desc("rdma_total", "What has crossed an RDMA device since it was opened, by kind.", "transport", "device", "kind")
 )
 
@@ -109,7 +111,6 @@ var counters = []struct {
 	{desc("ignored_commands_total", "Commands outside the command window."), func(c *Counters) uint64 { return c.IgnoredCommands }},
 	{desc("moderation_censuses_total", "Counts of the commands that an initiator over TCP keeps outstanding."), func(c *Counters) uint64 { return c.Moderation.Censuses }},
 	{desc("moderation_pauses_total", "Pauses of connections over TCP for more commands to come."), func(c *Counters) uint64 { return c.Moderation.Pauses }},
-	{desc("moderation_paused_nanoseconds_total", "The length of these pauses."), func(c *Counters) uint64 { return c.Moderation.PausedNS }},
 	{desc("digest_errors_total", "PDUs whose data digest did not match."), func(c *Counters) uint64 { return c.DigestErrors }},
 }
 
@@ -132,7 +133,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
 		descNSLatency, descNSBytes, descNSFailed, descNSInFlight, descNSSize, descControllers,
-		descLimit, descInUse, descMapped, descLeases, descRDMA,
+		descLimit, descInUse, descMapped, descLeases, descPaused, descRDMA,
 		descWindow, descFlush, descFlushes, descLost, descPartWindow, descPartFlush, descPartFlushes, descPartLost,
 		descFree, descPart, descEndpoints, descLag, descPartLatency, descPartBytes, descPartFailed, descPartInFlight,
 	} {
@@ -165,6 +166,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, row := range counters {
 		ch <- prometheus.MustNewConstMetric(row.desc, prometheus.CounterValue, float64(row.of(&s.Counters)))
 	}
+	ch <- prometheus.MustNewConstMetric(descPaused, prometheus.CounterValue, float64(s.Counters.Moderation.PausedNS)/1e9)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		for kind, n := range d.Counters {
