@@ -120,7 +120,7 @@ func (s *Session) agreed(l *login) {
 // Target is what discovery finds.
 type Target struct {
 	Name    string   `json:"name"`
-	Portals []Portal `json:"portals"`
+	Portals []Portal `json:"portals"` // none: it is where it was asked for
 }
 
 // Portal is where a target can be reached.
@@ -140,11 +140,11 @@ func Discover(ctx context.Context, u URL, o Options) ([]Target, error) {
 	if err = errors.Join(err, s.Close()); err != nil {
 		return nil, err
 	}
-	var found []Target
+	found := []Target{}
 	for _, p := range pairs {
 		switch p.Key {
 		case "TargetName":
-			found = append(found, Target{Name: p.Value})
+			found = append(found, Target{Name: p.Value, Portals: []Portal{}})
 		case "TargetAddress":
 			if len(found) > 0 {
 				t := &found[len(found)-1]

@@ -2,7 +2,9 @@ package initiator_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 
@@ -76,6 +78,42 @@ func TestEndlessTexts(t *testing.T) {
 			_, err := s.Text(t.Context(), text.Pair{Key: "SendTargets", Value: "All"})
 			if err == nil || !strings.Contains(err.Error(), "more than") {
 				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// Lists in which nothing stands are empty, and not null, for those who read them as JSON: the targets of a node that shows none, and the portals of
+// one that is only at the address that was asked (RFC 7143 appendix C).
+func TestDiscoverNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer []byte
+		want   string
+	}{
+		"no target":    {nil, "[]"},
+		"no addresses": {text.Append(nil, "TargetName", "iqn.x:y"), `[{"name":"iqn.x:y","portals":[]}]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := serve(t, func(conn net.Conn) {
+				g := &target{c: conn}
+				if g.logIn() != nil {
+					return
+				}
+				h, _, err := g.read()
+				if err != nil {
+					return
+				}
+				g.write(&pdu.TextResponseFields{ITT: h.ITT(), TTT: pdu.ReservedTag, Final: true, DataSegmentLength: len(c.answer), Sequence: g.sequence()}, c.answer)
+				if h, _, err = g.read(); err == nil {
+					g.write(&pdu.LogoutResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+				}
+			})
+			found, err := initiator.Discover(t.Context(), initiator.URL{Address: addr}, initiator.Options{})
+			check(t, err)
+			got, err := json.Marshal(found)
+			check(t, err)
+			if string(got) != c.want {
+				t.Errorf("%s, want %s", got, c.want)
 			}
 		})
 	}
