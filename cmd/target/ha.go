@@ -99,18 +99,19 @@ cluster.`,
 			if err = errors.Join(err, dir.Close()); err != nil {
 				return fmt.Errorf("no cluster was made in %s: %w%s", c.State, err, advice)
 			}
-			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "The cluster %s has one node, %s. Run it:\n  %s\n", c.Name, c.Self, l.run(cmd, self))
+			var text strings.Builder
+			fmt.Fprintf(&text, "The cluster %s has one node, %s. Run it:\n  %s\n", c.Name, c.Self, l.run(cmd, self))
 			if len(tokens) > 0 {
-				fmt.Fprintf(out, "\nWhile it runs, join the others, each on its own machine:\n")
+				fmt.Fprintf(&text, "\nWhile it runs, join the others, each on its own machine:\n")
 			}
 			for i := range c.Nodes {
 				if n := &c.Nodes[i]; n != self {
-					fmt.Fprintf(out, "  %s ha join --config %s --node %s --token %s\n", cmd.Root().Name(), quote(l.path), n.Name, tokens[0])
+					fmt.Fprintf(&text, "  %s ha join --config %s --node %s --token %s\n", cmd.Root().Name(), quote(l.path), n.Name, tokens[0])
 					tokens = tokens[1:]
 				}
 			}
-			return nil
+			_, err = io.WriteString(cmd.OutOrStdout(), text.String())
+			return err
 		},
 	}
 	l.flags(cmd)

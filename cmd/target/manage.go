@@ -287,15 +287,16 @@ exits with status 1.`,
 }
 
 func writeReload(w io.Writer, r *mgmt.Reload) error {
+	var text strings.Builder
 	if len(r.Done)+len(r.Pending) == 0 {
-		_, err := fmt.Fprintln(w, "nothing has changed")
-		return err
+		fmt.Fprintln(&text, "nothing has changed")
 	}
 	for _, line := range r.Done {
-		fmt.Fprintln(w, line)
+		fmt.Fprintln(&text, line)
 	}
 	for _, line := range r.Pending {
-		fmt.Fprintln(w, "not yet:", line)
+		fmt.Fprintln(&text, "not yet:", line)
 	}
-	return nil
+	_, err := io.WriteString(w, text.String())
+	return err
 }
