@@ -23,7 +23,7 @@ func (a Address) Announce() (err error) {
 	if len(mac) != macLen || l.Attrs().Flags&net.FlagLoopback != 0 {
 		return nil // nobody there keeps MACs
 	}
-	frame := appendAnnouncement(nil, [macLen]byte(mac), a.IP)
+	frame := announcement([macLen]byte(mac), a.IP)
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -36,12 +36,12 @@ func (a Address) Announce() (err error) {
 
 const macLen = 6
 
-// appendAnnouncement appends an Ethernet frame.
-func appendAnnouncement(b []byte, mac [macLen]byte, ip netip.Addr) []byte {
+// announcement returns an Ethernet frame.
+func announcement(mac [macLen]byte, ip netip.Addr) []byte {
 	if ip.Is4() {
-		return appendARP(b, mac, ip.As4())
+		return appendARP(nil, mac, ip.As4())
 	}
-	return appendAdvertisement(b, mac, ip.As16())
+	return appendAdvertisement(nil, mac, ip.As16())
 }
 
 // appendARP appends an ARP announcement (RFC 5227 §2.3, RFC 826): a request for the sender's own address, to all.

@@ -25,7 +25,7 @@ func TestARP(t *testing.T) {
 		0001 0800 06 04 0001
 		02000000000a c000020a
 		000000000000 c000020a`)
-	if got := appendAnnouncement(nil, mac, netip.MustParseAddr("192.0.2.10")); string(got) != want {
+	if got := announcement(mac, netip.MustParseAddr("192.0.2.10")); string(got) != want {
 		t.Errorf("%x", got)
 	}
 }
@@ -40,7 +40,7 @@ func TestAdvertisement(t *testing.T) {
 		88 00 f90f 20000000
 		20010db8 00000000 00000000 0000000a
 		02 01 02000000000a`)
-	got := appendAnnouncement(nil, mac, netip.MustParseAddr("2001:db8::a"))
+	got := announcement(mac, netip.MustParseAddr("2001:db8::a"))
 	if string(got) != want {
 		t.Errorf("%x", got)
 	}

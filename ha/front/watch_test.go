@@ -12,7 +12,7 @@ import (
 func TestAnnounced(t *testing.T) {
 	for _, text := range []string{"192.0.2.10", "2001:db8::a"} {
 		want := netip.MustParseAddr(text)
-		b := appendAnnouncement(nil, mac, want)[2*macLen+2:]
+		b := announcement(mac, want)[2*macLen+2:]
 		if from, ip, ok := announced(b); !ok || from != mac || ip != want {
 			t.Errorf("%v: %x says it has %v, %t", want, from, ip, ok)
 		}
