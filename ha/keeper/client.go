@@ -115,9 +115,9 @@ func (c *Client) Tickle(p Portal, remote netip.AddrPort) error {
 	return err
 }
 
-// Listen returns the socket of a portal, which stays open after it is closed. A socket that open makes is given to the keeper, unless that one has had
-// one before: only the process that has made a socket can let another one listen at the same address for a while (SO_REUSEPORT, socket(7)), as a
-// reload of the daemon has to. If open fails the keeper has the socket, or makes it, or says why nobody can.
+// Listen returns the socket of a portal, which stays open after it is closed. If there is none yet, the one that open makes is given to the keeper: only
+// the user whose process has made a socket can have another one listen at the same address for a while (SO_REUSEPORT, socket(7)), as a reload of the
+// daemon has to. If open fails the keeper makes the socket, or says why nobody can.
 func (c *Client) Listen(p Portal, open func() (*net.TCPListener, error)) (*net.TCPListener, error) {
 	var made *os.File
 	if !c.has(p) {
@@ -148,11 +148,17 @@ func (c *Client) Listen(p Portal, open func() (*net.TCPListener, error)) (*net.T
 	return l, nil
 }
 
-// has reports whether the socket of a portal is here already.
+// has reports whether the socket of a portal is here already, or at the keeper. Then no second one may listen beside it, not for a moment: whoever
+// connects to that would be reset. A keeper of a former version does not say.
 func (c *Client) has(p Portal) bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sockets[p] != nil
+	here := c.sockets[p] != nil
+	c.mu.Unlock()
+	if here {
+		return true
+	}
+	a, _, err := c.ask(&request{Op: opHas, Portal: p})
+	return err == nil && a.Has
 }
 
 // Keep closes the sockets of portals that are not in list, here and at the keeper, which reads its configuration again for that.

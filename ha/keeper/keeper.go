@@ -282,6 +282,9 @@ func (k *Keeper) obey(a *ask, r *reply) (err error) {
 	case opListen:
 		r.socket, err = k.listen(a.Portal, a.socket)
 		return err
+	case opHas:
+		r.Has = k.sockets[a.Portal] != nil
+		return nil
 	case opClose:
 		return k.shut(a.Portal)
 	case opAnnounce, opTickle:

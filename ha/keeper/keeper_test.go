@@ -123,16 +123,17 @@ func TestSocketOfDaemon(t *testing.T) {
 	if got := number(l); got != made {
 		t.Errorf("the daemon has made socket %d, and gets %d", made, got)
 	}
-	again, err := c.Listen(p, func() (*net.TCPListener, error) {
+	unwanted := func() (*net.TCPListener, error) { // whoever connects to it for the moment that it is there would be reset
 		t.Error("a second socket is made beside the first one")
 		return nil, errors.New("unwanted")
-	})
+	}
+	again, err := c.Listen(p, unwanted)
 	b.must(err)
 	b.must(again.Close())
 	b.must(l.Close())
 	b.must(c.Close())
 	b.refuses(p, false)
-	l, err = b.client().Listen(p, func() (*net.TCPListener, error) { return open(p) }) // the address is in use
+	l, err = b.client().Listen(p, unwanted)
 	b.must(err)
 	if got := number(l); got != made {
 		t.Errorf("the keeper has socket %d, and the next daemon gets %d", made, got)

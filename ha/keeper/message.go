@@ -41,6 +41,7 @@ const (
 	opAnnounce op = "announce" // one that is held
 	opTickle   op = "tickle"   // Remote, with one that is held
 	opListen   op = "listen"   // give the socket; with one: keep this one, unless there is one already
+	opHas      op = "has"      // is there a socket
 	opClose    op = "close"    // close the socket
 	opLook     op = "look"     // read the configuration again, and close sockets that it does not have any more
 )
@@ -49,6 +50,7 @@ const (
 type answer struct {
 	Error    string `json:",omitempty"` // what was asked was not done
 	New      bool   `json:",omitempty"` // hold: the address was not here
+	Has      bool   `json:",omitempty"` // has: there is one
 	Watchdog string `json:",omitempty"` // hello: the device that the keeper pets
 }
 
