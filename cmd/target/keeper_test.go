@@ -22,8 +22,11 @@ import (
 	"oneshot/mgmt"
 )
 
-// withKeepers has the nodes of a cluster look for keepers, and starts these. The daemons may not add addresses themselves.
-func (s *site) withKeepers(n *segment) {
+// newKept makes a mirror on machines of their own, which have keepers, and starts all of them. The daemons may not add addresses themselves.
+func newKept(t *testing.T, text string) (*site, *segment) {
+	t.Helper()
+	n := newSegment(t, "a", "b", "w")
+	s := newSiteAt(t, text, []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
 	s.text = strings.Replace(s.text, "  state: consensus\n", "  state: consensus\n  keeper: {socket: k.sock}\n", 1)
 	for _, name := range []string{"a", "b", "w"} {
 		s.write(name, s.text)
@@ -40,6 +43,19 @@ func (s *site) withKeepers(n *segment) {
 			}
 			f()
 		})
+	}
+	s.startAll()
+	n.trusting()
+	return s, n
+}
+
+// endKept ends all of them in good order. The addresses are gone before the keepers are.
+func (s *site) endKept(n *segment) {
+	s.t.Helper()
+	s.stopAll()
+	for _, name := range []string{"a", "b"} {
+		s.leaves(n, name)
+		s.stop(keeperOf(name))
 	}
 }
 
@@ -96,11 +112,7 @@ func TestMirrorKeeper(t *testing.T) {
 	if !inSegment(t) {
 		return
 	}
-	n := newSegment(t, "a", "b", "w")
-	s := newSiteAt(t, addressText, []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
-	s.withKeepers(n)
-	s.startAll()
-	n.trusting()
+	s, n := newKept(t, addressText)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	s.hasAddresses()
@@ -151,11 +163,7 @@ func TestMirrorKeeper(t *testing.T) {
 	if got := k.refused.Load(); got > 0 || k.opened.Load() == 0 {
 		t.Errorf("with keepers that end %d connections were refused, of %d", got, k.opened.Load())
 	}
-	s.stopAll()
-	for _, name := range []string{"a", "b"} {
-		s.leaves(n, name)
-		s.stop(keeperOf(name))
-	}
+	s.endKept(n)
 }
 
 // TestMirrorKeeperISER: hosts of iSER over RDMA in user space go on, too, with no path but an address that moves, when the primary is killed, stopped and
@@ -164,11 +172,7 @@ func TestMirrorKeeperISER(t *testing.T) {
 	if !inSegment(t) {
 		return
 	}
-	n := newSegment(t, "a", "b", "w")
-	s := newSiteAt(t, addressText+"  - {mirror: disk, transport: iwarp, listen: \"192.0.2.10:3261\", group: 10, interface: eth0}\n", []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
-	s.withKeepers(n)
-	s.startAll()
-	n.trusting()
+	s, n := newKept(t, addressText+"  - {mirror: disk, transport: iwarp, listen: \"192.0.2.10:3261\", group: 10, interface: eth0}\n")
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	s.hasAddresses()
@@ -204,11 +208,7 @@ func TestMirrorKeeperISER(t *testing.T) {
 	l.more(50)
 	l.end()
 	k.stop()
-	s.stopAll()
-	for _, name := range []string{"a", "b"} {
-		s.leaves(n, name)
-		s.stop(keeperOf(name))
-	}
+	s.endKept(n)
 }
 
 // TestMirrorKeeperReload: a reload has an address that a portal has had among all of the machine go with a mirror from then on, and the other way round,
@@ -217,13 +217,8 @@ func TestMirrorKeeperReload(t *testing.T) {
 	if !inSegment(t) {
 		return
 	}
-	n := newSegment(t, "a", "b", "w")
-	s := newSiteAt(t, addressText, []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
-	before, portals, _ := strings.Cut(s.text, "portals:")
-	s.text = before + "portals: [{node: a, listen: \"*:3260\", group: 1}, {node: b, listen: \"*:3260\", group: 2}]\n"
-	s.withKeepers(n)
-	s.startAll()
-	n.trusting()
+	before, portals, _ := strings.Cut(addressText, "portals:")
+	s, n := newKept(t, before+"portals: [{node: a, listen: \"*:3260\", group: 1}, {node: b, listen: \"*:3260\", group: 2}]\n")
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	before, _, _ = strings.Cut(s.text, "portals:")
@@ -259,10 +254,7 @@ func TestMirrorKeeperReload(t *testing.T) {
 	reload(moves, "b")
 	s.hasAddresses()
 	reaches(newFollower(ctx, s, moves4+":3260"))
-	s.stopAll()
-	for _, name := range []string{"a", "b"} {
-		s.stop(keeperOf(name))
-	}
+	s.endKept(n)
 }
 
 // TestKeeper: what a keeper does for its daemon, which is this test.
