@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"net"
 	"slices"
 
 	"oneshot/ha/replica"
@@ -80,4 +81,38 @@ func (v *Views) Agreed(out *Output) (views []replica.View) {
 		}
 	}
 	return views
+}
+
+// Follower joins a core of ha/replica with a Node.
+type Follower struct {
+	n      *Node
+	views  *Views
+	agreed func(replica.View)
+}
+
+// Follow calls agreed with the views of a set, oldest first: the first one that a majority has confirmed in this life
+// of the node, and each later one. What it is called with goes to the core as replica.Agreed; agreed must not block,
+// and runs in a goroutine of the node. Nothing is proposed for another lineage than that. An error says that the node is
+// closed, or asks too much at once.
+func (n *Node) Follow(set string, lineage uint64, agreed func(replica.View)) (*Follower, error) {
+	f, err := &Follower{n: n, agreed: agreed}, net.ErrClosed
+	n.do(func() {
+		if f.views, err = ViewsOf(n.core, set, lineage); err == nil {
+			n.follows = append(n.follows, f)
+		}
+	})
+	return f, err
+}
+
+// Propose asks for a view: what the core says in replica.Propose. It returns before the end is known; if the view
+// becomes the next one Follow tells. A core asks again while it hears of nothing.
+func (f *Follower) Propose(v replica.View) error {
+	err := net.ErrClosed
+	f.n.do(func() { err = f.views.Propose(v) })
+	return err
+}
+
+// Close ends the calls: none is made after it has returned.
+func (f *Follower) Close() {
+	f.n.do(func() { f.n.follows = slices.DeleteFunc(f.n.follows, func(o *Follower) bool { return o == f }) })
 }
