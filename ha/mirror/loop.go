@@ -304,11 +304,11 @@ func (m *Mirror) happened(e replica.Event) {
 		m.lookFor()
 	case replica.Agreed:
 		m.viewed = e.View
-		if m.doubt != nil && m.doubt.Taken && e.View.InSync.Has(m.cfg.Self) {
-			m.doubt = nil
-		}
 		if e.View.InSync.Has(m.cfg.Self) {
 			m.failed = nil
+			if m.doubt != nil && m.doubt.Taken {
+				m.doubt = nil
+			}
 		}
 		m.enter(e.View)
 	case replica.Drained:
