@@ -275,20 +275,23 @@ func (n *Node) tell() {
 // Admit reports whether one more connection may come, and counts it. NewQueue or Dismiss follows. Those without a
 // controller have a share of the places: when it is used up, or all places are, the oldest of them gives way.
 func (n *Node) Admit() bool {
-	admitted, _ := n.guests.Admit()
+	admitted, full := n.guests.Admit()
+	if full {
+		n.counters.Refused.Add(1)
+	}
 	if admitted {
 		n.counters.Connections.Add(1)
-	} else {
-		n.counters.Refused.Add(1)
 	}
 	return admitted
 }
 
 // giveWay ends a connection for which there is no room, if it has no controller still.
 func (q *Queue) giveWay() {
-	if q.place.Evicted() {
-		q.fail(AtOnce, "there are more connections than limits.connections, and of those without a controller this is the oldest")
+	if !q.place.Evicted() || q.over {
+		return
 	}
+	q.log.Info("connection ended: there are more than limits.connections, and of those without a controller it is the oldest")
+	q.endNow(AtOnce)
 }
 
 // Dismiss takes back what Admit counted, of a connection that came to nothing.

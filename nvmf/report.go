@@ -13,7 +13,7 @@ import (
 // Counters count since the node was made. They may be read at any time.
 type Counters struct {
 	Connections     atomic.Uint64 // accepted
-	Refused         atomic.Uint64 // connections over the limit
+	Refused         atomic.Uint64 // connections over the limit: these, or older ones that gave way to them
 	Connects        atomic.Uint64 // controllers made
 	ConnectFailures atomic.Uint64 // Connect commands refused
 	AuthFailures    atomic.Uint64 // authentications failed
