@@ -1,6 +1,7 @@
 package storm
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -13,9 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/initiator"
+	"oneshot/initiator/host"
 	"oneshot/internal/loglimit"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
+	nvmepdu "oneshot/nvme/tcp/pdu"
 	"oneshot/test/attack"
 )
 
@@ -28,12 +31,19 @@ stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size:
 targets:
   - {iqn: `+iqn+`t, luns: {0: a, 1: b}}
   - {iqn: `+iqn+`chap, luns: {0: a}, auth: {chap: {user: honest, secret: secret-of-the-honest}}}
-portals: [{listen: $PORTAL}]
+subsystems: [{nqn: "`+nqn+`", namespaces: {1: a}}]
+portals: [{listen: $PORTAL}, {transport: nvme-tcp, listen: $PORTAL2}]
 management: {socket: $DIR/socket}
 limits: {connections: 8192, login_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
 `)
-	s := &storm{d, t, d.watch(), began}
-	for _, f := range []func(){s.brokenReload, s.connections, s.descriptors, s.wrongSecrets, s.peersThatDoNotRead} {
+	s := &storm{d, t, d.watch(), began, 0}
+	s.brokenReload()
+	s.idle = d.descriptors()
+	var attacks []func()
+	for _, f := range s.fronts() {
+		attacks = append(attacks, func() { s.connections(f) })
+	}
+	for _, f := range append(attacks, s.descriptors, s.wrongSecrets, s.peersThatDoNotRead) {
 		f()
 		s.Works()
 		if t.Failed() {
@@ -47,6 +57,7 @@ type storm struct {
 	t *testing.T
 	*attack.Witness
 	began time.Time // before the daemon
+	idle  int       // descriptors of the daemon with the witness alone
 }
 
 // A reload with a broken file says where, and changes nothing.
@@ -57,45 +68,72 @@ func (s *storm) brokenReload() {
 	}
 }
 
+// front is a protocol at whose portal connections begin.
+type front struct {
+	name    string
+	addr    string
+	begin   []byte // what opens a connection
+	part    int    // how much of it takes the daemon into the middle
+	refused func() uint64
+	honest  func()
+	late    string // what the log says of a beginning that does not go on
+	gaveWay string // and of one that has given way
+}
+
+func (s *storm) fronts() []front {
+	return []front{
+		{
+			"iSCSI", s.Portal(), loginRequest("drip"), pdu.BHSLen + 5,
+			func() uint64 { return s.status().Counters.Refused }, func() { s.honest("t", nil) },
+			"no login within", "of those that have not logged in it is the oldest",
+		},
+		{
+			"NVMe", s.Portals[1], new(nvmepdu.IC).AppendTo(nil, nvmepdu.ICReq), 50,
+			func() uint64 { return s.status().NVMe.Counters.Refused }, s.honestHost,
+			"no Connect command within", "of those without a controller it is the oldest",
+		},
+	}
+}
+
 // connections opens 10,000 connections as fast as possible: silent ones, ones with half of a login, and
 // ones that log in a byte at a time. The daemon keeps as many as limits.connections allows until the login
 // timeout. The oldest give way to later ones, so that an honest initiator can log in. Nothing is left
 // afterwards.
-func (s *storm) connections() {
+func (s *storm) connections(f front) {
 	const n, limit = 10_000, 8192
 	raiseDescriptors(s.t, n+1000)
-	before, resident := s.daemon.descriptors(), s.resident()
-	refused := s.status().Counters.Refused
+	before := s.idle
+	s.until("the witness is alone", func() bool { return s.daemon.descriptors() == before })
+	refused, resident := f.refused(), s.resident()
 	// each says what a connection costs that the daemon has had, of as many as it may have had at once.
 	each := func(connections int64) {
 		s.t.Helper()
 		if more := s.resident() - resident; more > connections*perConnection {
-			s.t.Errorf("%d bytes for each connection that has yet to log in", more/connections)
+			s.t.Errorf("%s: %d bytes for each connection that has yet to log in", f.name, more/connections)
 		}
 	}
 	const held = limit / 2 // as many may be there without a login
-	conns := s.dial(held)
+	conns := s.dial(f.addr, held)
 	s.until("all connections that there is room for are held", func() bool { return s.daemon.descriptors() == before+held })
 	each(held)
-	conns = append(conns, s.dial(n-held)...)
+	conns = append(conns, s.dial(f.addr, n-held)...)
 	s.Works()
 	s.until("as many connections as there is room for are held, and the others are not", func() bool {
-		return s.status().Counters.Refused-refused >= n-held && s.daemon.descriptors() == before+held
+		return f.refused()-refused >= n-held && s.daemon.descriptors() == before+held
 	})
-	s.honest("t", nil)
+	f.honest()
 	each(limit) // a connection that gives way keeps its memory until its goroutine has run
 	if got := s.status().Buffers.InUse; got > 1<<20 {
-		s.t.Errorf("%d bytes of I/O memory", got)
+		s.t.Errorf("%s: %d bytes of I/O memory", f.name, got)
 	}
 
 	var drip sync.WaitGroup
-	login := loginRequest("drip")
 	for i, c := range conns {
 		switch {
 		case i%500 == 0:
-			drip.Go(func() { dripInto(c, login) })
+			drip.Go(func() { dripInto(c, f.begin) })
 		case i%10 == 0:
-			_, _ = c.Write(login[:pdu.BHSLen+5])
+			_, _ = c.Write(f.begin[:f.part])
 		}
 	}
 	if err := s.reload("login_timeout: 1h", "login_timeout: 1s"); err != nil {
@@ -111,16 +149,16 @@ func (s *storm) connections() {
 	}
 	drip.Wait()
 	s.until("descriptors are back", func() bool { return s.daemon.descriptors() <= before })
-	if got := s.logged("no login within"); got == 0 || got > s.mostLines() {
-		s.t.Errorf("%d lines about logins that did not come", got)
+	if got := s.logged(f.late); got == 0 || got > s.mostLines() {
+		s.t.Errorf("%s: %d lines about logins that did not come", f.name, got)
 	}
-	if got := s.logged("there are more than limits.connections"); got == 0 || got > s.mostLines() {
-		s.t.Errorf("%d lines about connections that gave way", got)
+	if got := s.logged(f.gaveWay); got == 0 || got > s.mostLines() {
+		s.t.Errorf("%s: %d lines about connections that gave way", f.name, got)
 	}
 	if err := s.reload("", ""); err != nil {
 		s.t.Fatal(err)
 	}
-	s.honest("t", nil)
+	f.honest()
 }
 
 const (
@@ -136,14 +174,14 @@ func (s *storm) mostLines() int {
 }
 
 // dial opens n connections as fast as possible.
-func (s *storm) dial(n int) []*net.TCPConn {
+func (s *storm) dial(addr string, n int) []*net.TCPConn {
 	conns := make([]*net.TCPConn, n)
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
 			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
-				c, err := net.DialTimeout("tcp", s.Portal(), patience)
+				c, err := net.DialTimeout("tcp", addr, patience)
 				if err != nil {
 					s.t.Error(err)
 					return
@@ -196,6 +234,20 @@ func (s *storm) honest(target string, c *initiator.Credentials) {
 	}
 }
 
+// honestHost connects a host of NVMe, and lets it go.
+func (s *storm) honestHost() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	c, err := host.Dial(ctx, host.URL{Address: s.Portals[1], Subsystem: nqn}, host.Options{})
+	if err == nil {
+		err = c.Close()
+	}
+	if err != nil {
+		s.t.Errorf("the honest host: %v", err)
+	}
+}
+
 // descriptors lets the daemon run out of descriptors. The log says so once, sessions go on, and waiting
 // connections are accepted when there are descriptors again.
 func (s *storm) descriptors() {
@@ -213,7 +265,7 @@ func (s *storm) descriptors() {
 			s.t.Error(err)
 		}
 	}()
-	conns := s.dial(60)
+	conns := s.dial(s.Portal(), 60)
 	const said = "cannot accept connections now"
 	s.WaitLog(s.t.Context(), said)
 	s.Works()
