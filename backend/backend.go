@@ -78,6 +78,8 @@ type Op struct {
 	Mapped bool  // Status: the byte at Off has space of its own
 	Extent int64 // Status: bytes from Off, within Len, that share this state; at least one block
 	Did    bool  // Read with a Key: another process has served the store not long ago, and did the Write; nothing was written there since
+	// Durable: what was changed is durable, though neither Flags nor the lack of a cache (Info.VolatileCache) says so. The caller clears it.
+	Durable bool
 
 	// Private is for the store while it has the operation.
 	Private uint64

@@ -58,7 +58,7 @@ type lineage struct {
 	known      bool
 	generation uint16
 	durable    uint64 // the newest watermark of it
-	written    uint64 // WriteAts that have completed
+	written    uint64 // WriteAts that have completed, and were not known to be durable by then
 	flushed    uint64 // of these, those that had when a Flush began that ended well
 	losses     uint64 // how often some may have been lost
 	told       uint64 // of these, those that a Flush has told of
@@ -83,6 +83,13 @@ func (l *lineage) see(c *rdma.Completion) {
 	}
 	l.known, l.generation = true, g
 	l.durable = max(l.durable, c.Durable)
+}
+
+// wrote looks at the completion of a WriteAt.
+func (l *lineage) wrote(c *rdma.Completion) {
+	if c.Seq == 0 || c.Seq > c.Durable {
+		l.written++
+	}
 }
 
 // flushing is a Flush under way.

@@ -413,7 +413,7 @@ func (e *Endpoint) own(c *rdma.Completion) bool {
 		return false
 	}
 	if c.Op == rdma.OpWrite && c.Status == rdma.StatusOK {
-		e.gen.written++
+		e.gen.wrote(c)
 	}
 	k := e.pending[c.ID]
 	delete(e.pending, c.ID)

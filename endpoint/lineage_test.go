@@ -9,9 +9,25 @@ import (
 
 // completed is a completion of a write or flush in a generation.
 func completed(l *lineage, generation uint64, write bool) {
-	l.see(&rdma.Completion{Durable: generation << 48})
+	c := rdma.Completion{Durable: generation << 48}
+	l.see(&c)
 	if write {
-		l.written++
+		l.wrote(&c)
+	}
+}
+
+// A write that was durable when it completed is not lost.
+func TestDurableIsNotLost(t *testing.T) {
+	for _, durable := range []uint64{6, 7} {
+		var l lineage
+		c := rdma.Completion{Seq: 1<<48 | 7, Durable: 1<<48 | durable}
+		l.see(&c)
+		l.wrote(&c)
+		f := l.begin()
+		completed(&l, 2, false)
+		if err := l.end(f); (err == nil) != (durable == 7) {
+			t.Errorf("number 7 with the watermark %d: %v", durable, err)
+		}
 	}
 }
 

@@ -79,7 +79,7 @@ var (
 	descFree      = desc("store_free_bytes", "Bytes of a divided store that no partition has.", "store")
 	descPart      = desc("partition_size_bytes", "Size of a partition.", "store", "partition")
 	descEndpoints = desc("partition_endpoints", "Endpoints of a partition that are open.", "store", "partition")
-	descLag       = desc("partition_lag_writes", "Writes through endpoints that no flush has made durable.", "store", "partition")
+	descLag       = desc("partition_lag_writes", "Writes through endpoints that are not known to be durable.", "store", "partition")
 
 	descPartLatency  = desc("partition_operation_duration_seconds", "From the submission of an operation of an endpoint to its completion.", "store", "partition", "op")
 	descPartBytes    = desc("partition_bytes_total", "Bytes read and written through endpoints.", "store", "partition", "op")

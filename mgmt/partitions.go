@@ -91,7 +91,7 @@ type Partition struct {
 	Access    []PartitionAccess `json:"access"`
 	LUNs      []PartitionLUN    `json:"luns"`
 	Endpoints int               `json:"endpoints"` // that are open
-	// Writes through endpoints since the partition was first opened, how many of them no flush has made durable
+	// Writes through endpoints since the partition was first opened, how many of them are not known to be durable
 	// yet, and whether a flush has failed.
 	Writes  uint64 `json:"writes"`
 	Lag     uint64 `json:"lag"`

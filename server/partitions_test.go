@@ -694,9 +694,15 @@ func TestPartitionCache(t *testing.T) {
 	if p := part(); p.Aging != nil || p.Cache.Write != "none" || p.Cache.WriteMS != 0 {
 		t.Errorf("%+v, %+v", p, p.Cache)
 	}
+	writes := part().Writes
+	m.must(e.WriteAt(t.Context(), buf, 0))
+	m.must(e.WriteAt(t.Context(), buf, 4096))
+	if p := part(); p.Writes != writes+2 || p.Lag != 0 {
+		t.Errorf("writes that are durable by themselves: %+v", p)
+	}
 	set(mgmt.PartitionCache{})
 	m.must(e.WriteAt(t.Context(), buf, 0))
-	if p := part(); p.Aging != nil || p.Lag == 0 {
+	if p := part(); p.Aging != nil || p.Lag != 1 {
 		t.Errorf("%+v, %+v", p, p.Aging)
 	}
 	for _, bad := range []mgmt.PartitionCache{{Write: "some"}, {Write: "none", WriteMS: 5}} {

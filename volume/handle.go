@@ -287,6 +287,7 @@ func (o *handleOp) goOn() bool {
 	for {
 		op := o.op
 		if op.Err = o.block.Err; op.Err != nil || o.writing {
+			op.Durable = o.block.Durable
 			return o.finish()
 		}
 		at := o.buf[op.Off-o.block.Off:][:8]
@@ -294,6 +295,7 @@ func (o *handleOp) goOn() bool {
 		binary.NativeEndian.PutUint64(op.Segs[0], old)
 		v, change := o.value(old)
 		if !change {
+			op.Durable = true // there is nothing to lose
 			return o.finish()
 		}
 		binary.NativeEndian.PutUint64(at, v)

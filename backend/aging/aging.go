@@ -337,6 +337,7 @@ func (r *request) answer() {
 	case trailed:
 		op.Err = s.flushed(r.began, false, &r.op)
 	}
+	op.Durable = r.op.Durable || r.kind == flagged || r.kind == trailed
 	// A write that fails may have been made in part; so may the operation of a barrier.
 	if r.kind == writes || op.Kind != backend.Flush && op.Err != nil {
 		s.written(r.window, r.was)

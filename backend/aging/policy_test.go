@@ -96,7 +96,11 @@ func TestThrough(t *testing.T) {
 			if kind == backend.Write {
 				op.Segs = [][]byte{slices.Repeat([]byte{v}, 512)}
 			}
-			return backendtest.Do(s, op)
+			err := backendtest.Do(s, op)
+			if err == nil && op.Durable != s.Through() {
+				t.Errorf("%v says that it is durable: %v", kind, op.Durable)
+			}
+			return err
 		}
 		if err := do(backend.Write, 512, 1); err != nil {
 			t.Fatal(err)

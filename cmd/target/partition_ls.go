@@ -19,8 +19,8 @@ func partitionList() *cobra.Command {
 		Short: "Show the partitions of divided stores, and who uses them",
 		Long: `ls shows the partitions of all divided stores, or of those named: place and size,
 who may use them as endpoints, the LUNs that show them, how many endpoints are
-open, how many writes came through endpoints, and how many of these no flush has
-made durable yet.
+open, how many writes came through endpoints, and how many of these are not
+known to be durable yet.
 
 Rights are letters: r read, w write, f flush, a atomic operations, d discard,
 m manage.`,

@@ -275,7 +275,7 @@ type Snapshot struct {
 // Use is how a partition is used.
 type Use struct {
 	LUNs, Endpoints int
-	Writes, Lag     uint64 // through endpoints, and how many of them no flush has made durable
+	Writes, Lag     uint64 // through endpoints, and how many of them are not known to be durable
 	Lost            bool   // a flush has failed
 	Counts          Counts // of all endpoints since the volume is open
 	// Window and Age are of a partition that flushes by itself, or whose store does; Window 0: nothing does.

@@ -38,6 +38,7 @@ func TestNoAllocation(t *testing.T) {
 				ws[5].Op, ws[5].SGL = rdma.OpFetchAdd, u.sge(0, 8)
 				ws[7].SGL = u.sge(256<<10, 256<<10) // in pieces
 				ws[9].Flags |= rdma.Fence
+				ws[11].Op, ws[12].Flags = rdma.OpRead, ws[12].Flags|rdma.Durable
 				ws[31].Op, ws[31].SGL, ws[31].Flags = rdma.OpFlush, nil, ws[31].Flags|rdma.Fence
 				cs := make([]rdma.Completion, len(ws))
 				round := func() {

@@ -88,6 +88,7 @@ type endpoint struct {
 	info   rdma.Endpoint
 	order  rdma.Order
 	copies bool // a transfer is one copy
+	cached bool // what is written needs a flush, if nothing else makes it durable
 	maxOps int  // operations of the store outstanding
 
 	ready  atomic.Pointer[work] // completed by the store, newest first, linked by below
@@ -154,6 +155,7 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 		e.clock.Stop()
 	}
 	i := e.m.Info()
+	e.cached = i.VolatileCache
 	e.info.Unit, e.info.Size, e.info.Base, e.info.Direct = i.BlockSize, i.Size, 0, false
 	chains := 2
 	for chains < q.maxWork+2 {

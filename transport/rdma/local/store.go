@@ -222,6 +222,7 @@ func (e *endpoint) submit(w *work) bool {
 		return true
 	}
 	w.op.Kind, w.op.Flags, w.op.Off, w.op.Len, w.op.Segs, w.op.Done, w.op.Err = backend.Read, 0, w.off, w.n, w.segs, w, nil
+	w.op.Durable = false
 	if w.flags&(rdma.Barrier|rdma.Durable) != 0 && w.writes {
 		w.op.Flags = backend.FUA // O7, O12
 	}
@@ -291,11 +292,12 @@ func (e *endpoint) submitted(w *work) stage {
 		e.flushed(w)
 		return stageEnd
 	}
-	err := w.op.Err
+	err, lasts := w.op.Err, w.op.Durable || len(w.pieces) > 0
 	for _, p := range w.pieces {
 		if err == nil {
 			err = p.op.Err // the first by offset
 		}
+		lasts = lasts && p.op.Durable
 		clear(p.segs)
 		p.w, p.op = nil, backend.Op{}
 		p.next, e.spare = e.spare, p
@@ -306,19 +308,23 @@ func (e *endpoint) submitted(w *work) stage {
 		e.fail(w, err)
 		return stageEnd
 	}
-	e.count(w)
+	e.count(w, lasts)
 	if w.opcode == rdma.OpDiscard && w.flags&(rdma.Barrier|rdma.Durable) != 0 {
 		return stageBehind
 	}
 	return stageEnd
 }
 
-// count notes that w has done what it is about.
-func (e *endpoint) count(w *work) {
+// count notes that w has done what it is about. lasts: the store says that it is durable.
+func (e *endpoint) count(w *work, lasts bool) {
 	if w.n == 0 {
 		return
 	}
-	if w.writes {
+	switch {
+	case !w.writes:
+	case e.info.Durability != rdma.DurabilityNone && (lasts || w.op.Flags&backend.FUA != 0 || !e.cached):
+		w.seq = e.seq.WrittenDurably()
+	default:
 		w.seq = e.seq.Written()
 	}
 	switch w.opcode {

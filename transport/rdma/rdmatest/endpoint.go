@@ -69,6 +69,7 @@ var endpointCases = []struct {
 	{"O10RelaxedOrder", testO10},
 	{"O11Unsignaled", testO11},
 	{"O12WatermarkNeverLies", testO12},
+	{"O12DurableWatermark", testO12Durable},
 	{"O13AtomicSum", testO13},
 	{"O13AtomicBesideWrites", testAtomicBesideWrites},
 	{"MediumFault", testMediumFault},
@@ -363,9 +364,13 @@ func testO12(t *testing.T, p Endpoint) {
 			w := e.work(rdma.OpWrite, uint64(next), rdma.Signaled, next*unit, unit, next*unit)
 			value[next] = byte(next%255) + 1
 			e.bytes(next*unit, 1)[0] = value[next]
-			if r.IntN(8) == 0 {
+			switch r.IntN(8) {
+			case 0:
 				w = e.work(rdma.OpFlush, 1<<20, rdma.Signaled, 0, 0, 0)
-			} else {
+			case 1, 2, 3, 4:
+				w.Flags |= rdma.Durable
+				fallthrough
+			default:
 				next++
 			}
 			e.post(w)
@@ -392,6 +397,55 @@ func testO12(t *testing.T, p Endpoint) {
 	}
 	if last == 0 {
 		t.Error("no watermark ever")
+	}
+}
+
+// O12: works that are durable by themselves need no flush for the watermark to go on, in whatever order they become so. One that is not
+// holds it back, until a flush covers that.
+func testO12Durable(t *testing.T, p Endpoint) {
+	for _, o := range everyOrder {
+		e := attach(t, p, o, 32, 0)
+		durable := func() (number, mark uint64) {
+			var ws []rdma.Work
+			for i := range 24 {
+				w := e.work(rdma.OpWrite, 1, rdma.Signaled|rdma.Durable, i*unit, unit, i*unit)
+				switch i {
+				case 5:
+					w = e.work(rdma.OpDiscard, 1, rdma.Signaled|rdma.Durable, 0, 2*unit, 64*unit)
+				case 10:
+					w = e.work(rdma.OpFetchAdd, 1, rdma.Signaled|rdma.Durable, 0, 8, 128*unit)
+				case 15:
+					w = e.work(rdma.OpCompareSwap, 1, rdma.Signaled|rdma.Durable, 0, 8, 128*unit)
+					w.Compare = 1 << 60 // which it is not
+				}
+				ws = append(ws, w)
+			}
+			e.post(ws...)
+			for range ws {
+				c := e.sends.next()
+				if c.Status != rdma.StatusOK {
+					t.Fatalf("%+v", c)
+				}
+				number, mark = max(number, c.Seq), max(mark, c.Durable)
+			}
+			return number, mark
+		}
+		if number, mark := durable(); mark != number {
+			t.Errorf("order %d: all are durable, the last is %#x, the watermark %#x", o, number, mark)
+		}
+		e.post(e.work(rdma.OpWrite, 2, rdma.Signaled, 0, unit, 0))
+		cached := e.sends.want(rdma.OpWrite, 2).Seq
+		e.post(e.work(rdma.OpWrite, 3, rdma.Signaled|rdma.Durable, 0, unit, unit))
+		if c := e.sends.want(rdma.OpWrite, 3); c.Seq != cached+1 || c.Durable != cached-1 {
+			t.Errorf("order %d: %#x is not durable, and %#x is: the watermark is %#x", o, cached, c.Seq, c.Durable)
+		}
+		e.post(e.work(rdma.OpFlush, 4, rdma.Signaled, 0, 0, 0))
+		if c := e.sends.want(rdma.OpFlush, 4); c.Durable != cached+1 {
+			t.Errorf("order %d: after a flush of %#x the watermark is %#x", o, cached+1, c.Durable)
+		}
+		if number, mark := durable(); mark != number {
+			t.Errorf("order %d: all are durable again, the last is %#x, the watermark %#x", o, number, mark)
+		}
 	}
 }
 
