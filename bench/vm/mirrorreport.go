@@ -36,7 +36,9 @@ func mirrorTable(circumstances string, results []result) string {
 Written by %s. Two virtual machines under software emulation, a network between them (MTU 9000), and a RAM disk of %s in each for
 each contender: a mirror of this target (transport iwarp, which does not encrypt, as DRBD does not), whose witness is on the second machine, and DRBD 8.4 with protocol C, shown by LIO (iblock). The
 initiator, open-iscsi over TCP, and fio (io_uring, direct) are on the first machine, where the primaries are. Both sessions are open
-from the beginning and have the same settings: %s. *write + flush* has a flush behind each write.
+from the beginning and have the same settings: %s. *write + flush* has a flush behind each write. This target
+answers it when the write is durable on both nodes' disks. DRBD 8.4 answers it when its own disk has done the flush: the other node gets a
+barrier, for whose answer a flush does not wait.
 
 Processor time is what limits, wherever it is spent, and the emulation's prices are not those of hardware: a wake-up or a copy is dear. Both
 machines share the host's processors. Compare columns of one run.
