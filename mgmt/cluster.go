@@ -18,6 +18,8 @@ type Clusterer interface {
 	// DrainNode has a node serve nothing from now on, or, without on, lets it serve again. Status tells which mirrors it
 	// serves still.
 	DrainNode(ctx context.Context, name string, on bool) error
+	// ForgetMirror has the cluster forget a mirror that no node's configuration has. A mirror that is not known is a *NotFoundError.
+	ForgetMirror(ctx context.Context, name string) error
 }
 
 // Removal says how a member is to leave, and what may be lost by that.
@@ -154,6 +156,7 @@ func (a *api) clusterer(mux *http.ServeMux) {
 	mux.HandleFunc("DELETE /v1/cluster/nodes/{name}", a.removeNode)
 	mux.HandleFunc("PUT /v1/cluster/drained/{name}", a.drainNode)
 	mux.HandleFunc("DELETE /v1/cluster/drained/{name}", a.drainNode)
+	mux.HandleFunc("DELETE /v1/cluster/mirrors/{name}", a.forgetMirror)
 }
 
 func (a *api) newToken(w http.ResponseWriter, r *http.Request) {
@@ -201,6 +204,12 @@ func (a *api) drainNode(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+func (a *api) forgetMirror(w http.ResponseWriter, r *http.Request) {
+	if bare(w, r) {
+		done(w, a.target.ForgetMirror(r.Context(), r.PathValue("name")))
+	}
+}
+
 func failCluster(w http.ResponseWriter, err error) {
 	status := http.StatusUnprocessableEntity
 	if _, missing := errors.AsType[*NotFoundError](err); missing {
@@ -242,4 +251,9 @@ func (c *Client) DrainNode(ctx context.Context, name string, on bool) error {
 		method = http.MethodPut
 	}
 	return c.do(ctx, method, "/v1/cluster/drained/"+url.PathEscape(name), nil, nil)
+}
+
+// ForgetMirror has the cluster forget a mirror, as Clusterer has it.
+func (c *Client) ForgetMirror(ctx context.Context, name string) error {
+	return c.do(ctx, http.MethodDelete, "/v1/cluster/mirrors/"+url.PathEscape(name), nil, nil)
 }

@@ -103,6 +103,14 @@ func (f *fake) DrainNode(_ context.Context, name string, on bool) error {
 	return f.sick
 }
 
+func (f *fake) ForgetMirror(_ context.Context, name string) error {
+	if name != "a/b" {
+		return &NotFoundError{"no mirror"}
+	}
+	f.removed = append(f.removed, "forget "+name)
+	return f.sick
+}
+
 func (f *fake) SwitchMirror(_ context.Context, mirror, to string) (*Switched, error) {
 	if mirror != "a/b" {
 		return nil, &NotFoundError{"no mirror"}
@@ -280,6 +288,7 @@ func TestAPIMistakes(t *testing.T) {
 		{"DELETE", "/v1/cluster/nodes/b?up&replace=false", "", 400, "up is for ?replace"},
 		{"PUT", "/v1/cluster/drained/b?wait", "", 400, `no switch \"wait\" here`},
 		{"DELETE", "/v1/cluster/drained/b?wait", "", 400, `no switch \"wait\" here`},
+		{"DELETE", "/v1/cluster/mirrors/a%2Fb?force", "", 400, `no switch \"force\" here`},
 		{"POST", "/v1/mirrors/a%2Fb/switch?node=b", "", 400, `no switch \"node\" here: known are to`},
 		{"POST", "/v1/mirrors/a%2Fb/switch?to=b&to=c", "", 400, "write it once"},
 		{"POST", "/v1/mirrors/a%2Fb/switch?to=%zz", "", 400, "invalid URL escape"},
@@ -663,8 +672,16 @@ func TestMirrors(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"b/ctrue", "b/cfalse"}, f.removed); diff != "" {
+	if err := c.ForgetMirror(t.Context(), "a/b"); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"b/ctrue", "b/cfalse", "forget a/b"}, f.removed); diff != "" {
 		t.Error(diff)
+	}
+	if err := c.ForgetMirror(t.Context(), "c"); err == nil || err.Error() != "no mirror" {
+		t.Error(err)
+	} else if _, ok := errors.AsType[*NotFoundError](err); !ok {
+		t.Error(err)
 	}
 	peer := NewPeerClient("n", func(context.Context) (net.Conn, error) {
 		here, there := net.Pipe()
@@ -717,6 +734,9 @@ func TestMirrors(t *testing.T) {
 	f.removed = nil
 	if err := c.MakeRoom(t.Context(), "a/b", 7); err == nil || len(f.removed) > 0 {
 		t.Errorf("an administrator may do what only nodes may: %v", err)
+	}
+	if err := peer.ForgetMirror(t.Context(), "a/b"); err == nil || len(f.removed) > 0 {
+		t.Errorf("another node may have it forgotten: %v", err)
 	}
 	if err := peer.DrainNode(t.Context(), "b", true); err == nil || len(f.removed) > 0 {
 		t.Errorf("another node may ask for more than it should: %v", err)

@@ -263,7 +263,7 @@ func (m *member) learn(r *quorum.Record) {
 		return
 	}
 	if r.Kind == quorum.KindStore {
-		m.learnSize(r)
+		m.learnStore(r)
 		return
 	}
 	if r.Key != quorum.DrainedKey {

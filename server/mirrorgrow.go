@@ -134,20 +134,22 @@ func (s *mirrored) enlarge(now *quorum.Store) {
 	s.Grow(now.Size)
 }
 
-// learnSize has the copy of a mirror grow as the nodes have agreed on.
-func (m *member) learnSize(r *quorum.Record) {
-	if r.Deleted {
-		return
-	}
-	now, err := quorum.DecodeStore(r.Value)
-	if err != nil {
-		return
+// learnStore has the copy of a mirror grow as the nodes have agreed on. If the mirror was forgotten it looks whether that is so still: in a new life
+// a node learns again what was long ago, and another mirror may have had that name.
+func (m *member) learnStore(r *quorum.Record) {
+	work := (*mirrored).confirm
+	if !r.Deleted {
+		now, err := quorum.DecodeStore(r.Value)
+		if err != nil {
+			return
+		}
+		work = func(s *mirrored) { s.enlarge(now) }
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for s := range m.open {
 		if s.name == r.Name && s.ctx.Err() == nil {
-			s.wg.Go(func() { s.enlarge(now) })
+			s.wg.Go(func() { work(s) })
 		}
 	}
 }

@@ -55,15 +55,12 @@ func (s *Server) clusterStatus() *mgmt.Cluster {
 
 // isGivenUp says that the mirror is not in this node's configuration, nor in that of any member with a copy.
 func (m *member) isGivenUp(k *known) bool {
-	has := func(info *quorum.NodeInfo) bool {
-		return info == nil || slices.ContainsFunc(info.Parts, func(p quorum.Part) bool { return p.Name == "stores."+k.name })
-	}
-	if has(m.info.Load()) {
+	if hasStore(m.info.Load(), k.name) {
 		return false
 	}
 	st := m.node.Status()
 	return !slices.ContainsFunc(st.Members, func(n quorum.Member) bool {
-		return n.Name != m.name && slices.Contains(k.Copies, n.Name) && has(st.Infos[n.Name])
+		return n.Name != m.name && slices.Contains(k.Copies, n.Name) && hasStore(st.Infos[n.Name], k.name)
 	})
 }
 

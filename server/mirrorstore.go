@@ -182,9 +182,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	s.noted.Store(record)
 	s.front = newMoving(s)
 	m.opened(s)
-	if isKnown {
-		s.wg.Go(func() { s.confirm(m.node, path, log) })
-	}
+	s.wg.Go(s.confirm)
 	return s, nil
 }
 
@@ -196,7 +194,7 @@ func paceOf(c *config.MirrorStore) replica.Pace {
 // Close ends the life of the copy. Another node takes over at once, if one can.
 func (s *mirrored) Close() error {
 	s.member.mu.Lock()
-	s.cancel() // no work of the kind that learnSize begins comes after it
+	s.cancel() // no work of the kind that learnStore begins comes after it
 	s.member.mu.Unlock()
 	s.wg.Wait()
 	s.sizing.mu.Lock()   // who makes room in the copy stops
@@ -409,16 +407,16 @@ func (m *member) isNoCopy(identity backend.Identity) error {
 	return nil
 }
 
-// confirm asks consensus whether it knows the mirror, which may have been of a former cluster.
-func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
-	r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindStore, Name: s.name})
+// confirm asks consensus whether it knows the mirror, which may have been of a former cluster, or is forgotten.
+func (s *mirrored) confirm() {
+	r, err := ask(s.ctx, s.quorum.Get, quorum.Key{Kind: quorum.KindStore, Name: s.name})
 	if err != nil {
 		return // the store or the node ends
 	}
 	if r != nil && !r.Deleted {
 		if now, err := quorum.DecodeStore(r.Value); err == nil && now.UUID == s.record.UUID {
 			s.enlarge(now)
-			r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindSet, Name: s.record.SetName(s.name)})
+			r, err := ask(s.ctx, s.quorum.Get, quorum.Key{Kind: quorum.KindSet, Name: s.record.SetName(s.name)})
 			if err != nil {
 				return
 			}
@@ -428,9 +426,11 @@ func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
 			return
 		}
 	}
-	text := fmt.Sprintf("the copy is of a mirror %s that the cluster does not know: the cluster was made anew. If another node has newer bytes, begin with that one: name it first in copies. Then remove %s on each node that is in the same state", s.name, path)
+	s.Retire() // it may have been a primary that asks nobody, having the only copy in sync
+	path := filepath.Join(s.member.state, mirrorsDir, s.name)
+	text := fmt.Sprintf("the copy is of a mirror %s that the cluster does not know: the mirror was forgotten (target ha forget), or the cluster was made anew. If another node has newer bytes, begin with that one: name it first in copies. Then remove %s on each node that is in the same state", s.name, path)
 	s.trouble.Store(&text)
-	log.Error("this node takes no part in its mirror", "reason", text)
+	s.log.Error("this node takes no part in its mirror", "reason", text)
 }
 
 func readRecord(dir *quorum.Dir) (*quorum.Store, backend.Identity, error) {

@@ -125,8 +125,7 @@ func TestStatusOfAMirrorGivenUp(t *testing.T) {
 	if m := s.clusterStatus().Mirrors[0]; m.Role != mgmt.RolePrimary || m.Primary != "a" {
 		t.Errorf("%+v", m)
 	}
-	without := strings.NewReplacer("d: {type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "other: {type: memory, size: 1MiB, node: a}", "{iqn:", "{node: a, iqn:", "0: d", "0: other").Replace(text)
-	if _, err := s.Apply(on(without)); err != nil {
+	if _, err := s.Apply(on(withoutMirror(text))); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.clusterStatus().Mirrors[0]; m.Name != "d" || m.Role != mgmt.RoleGivenUp || m.Primary != "" {
@@ -139,6 +138,11 @@ func TestStatusOfAMirrorGivenUp(t *testing.T) {
 	if m := s.clusterStatus().Mirrors[0]; m.Role != mgmt.RolePrimary {
 		t.Errorf("it is there again: %+v", m)
 	}
+}
+
+// withoutMirror is the text of mirrorOn with another store in the place of the mirror.
+func withoutMirror(text string) string {
+	return strings.NewReplacer("d: {type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "other: {type: memory, size: 1MiB, node: a}", "{iqn:", "{node: a, iqn:", "0: d", "0: other").Replace(text)
 }
 
 // TestStatusOfDiskThatFails: what the disk of a node's copy fails with is the reason of that copy, whatever its state is.

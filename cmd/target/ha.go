@@ -30,7 +30,7 @@ node that does not run. The others ask a running one.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: unknownCommand,
 	}
-	cmd.AddCommand(haInit(), haJoin(), haStatus(), haSwitch(), haDrain(), haUndrain(), haVerify(), haToken(), haReplace(), haRemove(), haForce(), haRejoin(), haGrow())
+	cmd.AddCommand(haInit(), haJoin(), haStatus(), haSwitch(), haDrain(), haUndrain(), haVerify(), haToken(), haReplace(), haRemove(), haForce(), haRejoin(), haGrow(), haForget())
 	return cmd
 }
 
