@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -362,7 +363,7 @@ func startProcess(binary string, log *logBuffer, args ...string) (*process, erro
 	return p, nil
 }
 
-// await returns when addr accepts a connection.
+// await returns when addr accepts a connection, and none is left.
 func (p *process) await(network, addr string) error {
 	timeout := time.NewTimer(startTimeout)
 	defer timeout.Stop()
@@ -371,7 +372,10 @@ func (p *process) await(network, addr string) error {
 	for {
 		conn, err := net.Dial(network, addr)
 		if err == nil {
-			return conn.Close()
+			if err := letGo(conn); err != nil {
+				return fmt.Errorf("targettest: a connection to %s that has ended: %w", addr, err)
+			}
+			return nil
 		}
 		select {
 		case <-p.exited:
@@ -449,4 +453,19 @@ func (l *logBuffer) wait(ctx context.Context, text string) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// letGo ends a connection, and returns when the daemon has closed it, too: tests count the daemon's descriptors.
+func letGo(c net.Conn) error {
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(startTimeout)); err != nil {
+		return err
+	}
+	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		return err
+	}
+	return nil
 }
