@@ -80,7 +80,7 @@ func (m guestMemory) bounded(most int) {
 func peakInGuest(t *testing.T) int {
 	t.Helper()
 	out := guest.run(t, "bash", "-c", `for p in /proc/[0-9]*; do
-	if read -r name <$p/comm 2>/dev/null && [ "$name" = target ]; then
+	if read -r name 2>/dev/null <$p/comm && [ "$name" = target ]; then
 		while read -r key n _; do [ "$key" = VmHWM: ] && echo $((n / 1024)); done <$p/status
 	fi
 done; true`)
