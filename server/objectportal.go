@@ -21,7 +21,7 @@ type objectFront struct {
 }
 
 // mostObjectConnections bounds the connections of a portal, for each has memory for two messages.
-const mostObjectConnections = 64
+const mostObjectConnections = 128
 
 func objectLimits(l *config.Limits) objects.Limits {
 	return objects.Limits{Connections: min(l.Connections, mostObjectConnections), StartTimeout: l.LoginTimeout, Patience: l.ReadTimeout}

@@ -3,6 +3,7 @@ package door
 import (
 	"container/list"
 	"errors"
+	"slices"
 	"sync"
 )
 
@@ -23,6 +24,8 @@ type seat struct {
 	host     string
 	starting *list.Element // its place in Hall.starting, or the one that it had
 	who      []string      // of ProveAs
+	parting  bool
+	left     chan struct{} // closed by Leave
 }
 
 // Why Enter refuses.
@@ -52,7 +55,7 @@ func (h *Hall[C]) Enter(c C, host string, most int, giveWay func(C)) error {
 	if h.all == nil {
 		h.all = make(map[C]*seat)
 	}
-	h.all[c] = &seat{host: host, starting: h.starting.PushBack(c)}
+	h.all[c] = &seat{host: host, starting: h.starting.PushBack(c), left: make(chan struct{})}
 	h.mu.Unlock()
 	if full {
 		giveWay(old)
@@ -105,6 +108,29 @@ func (h *Hall[C]) ProveAs(c C, most int, who []string) error {
 	return nil
 }
 
+// Part says that a connection is on its way out: Leave follows.
+func (h *Hall[C]) Part(c C) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s := h.all[c]; s != nil {
+		s.parting = true
+	}
+}
+
+// Parting returns what is closed when a connection has left that has a place of the share of who and is on its way out, or nil if there
+// is none. Who comes back while his former connection still has its place waits for that: he asks before ProveAs, for afterwards it may
+// have left.
+func (h *Hall[C]) Parting(who string) <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.all {
+		if s.parting && slices.Contains(s.who, who) {
+			return s.left
+		}
+	}
+	return nil
+}
+
 // Leave says that nothing is left of a connection.
 func (h *Hall[C]) Leave(c C) {
 	h.mu.Lock()
@@ -113,6 +139,7 @@ func (h *Hall[C]) Leave(c C) {
 	if s := h.all[c]; s != nil {
 		h.shares.Free(s.who)
 		delete(h.all, c)
+		close(s.left)
 	}
 	if h.left != nil {
 		h.left.Broadcast()

@@ -153,6 +153,39 @@ func TestHallOfShares(t *testing.T) {
 	}
 }
 
+// Who comes back waits for a connection of his own that is on its way out, and for no other.
+func TestParting(t *testing.T) {
+	h := hall{t: t}
+	for c, who := range []string{"x", "x", "y"} {
+		h.comes(c, 20, nil)
+		if err := h.ProveAs(c, 8, []string{"any", who}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.comes(3, 20, nil)
+	h.Part(3) // which has no share
+	h.Part(2)
+	h.Part(9) // which is not there
+	if h.Parting("x") != nil {
+		t.Error("another's connection is waited for")
+	}
+	h.Part(1)
+	left := h.Parting("x")
+	if left == nil || h.Parting("any") == nil {
+		t.Fatal("a connection that is on its way out is not waited for")
+	}
+	select {
+	case <-left:
+		t.Error("it has left before it leaves")
+	default:
+	}
+	h.Leave(1)
+	<-left
+	if h.Parting("x") != nil {
+		t.Error("it is waited for twice")
+	}
+}
+
 func TestHost(t *testing.T) {
 	for text, want := range map[string]string{
 		"192.0.2.1:3262": "192.0.2.1", "[::ffff:192.0.2.1]:9": "192.0.2.1", "[2001:db8:1:2:3::4]:9": "2001:db8:1:2::/64",

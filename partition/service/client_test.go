@@ -50,7 +50,10 @@ type bench struct {
 	svc    *service.Service
 	l      rdma.Listener
 
+	most int // endpoints that may be open; 0: there is no limit
+
 	mu   sync.Mutex
+	open int
 	told []func(error)
 	who  partition.Identity // of the last Open
 }
@@ -76,6 +79,10 @@ func (b *bench) Open(_ context.Context, q service.Request) (service.Endpoint, er
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.most > 0 && b.open == b.most {
+		return nil, errors.New("too many endpoints are open")
+	}
+	b.open++
 	b.told, b.who = append(b.told, q.Gone), q.Identity
 	return &endpoint{Handle: b.v.Open(func() {}), b: b, info: rdma.Endpoint{Name: q.Name, Rights: q.Want, Durability: rdma.DurabilityMedium}}, nil
 }
@@ -132,6 +139,9 @@ func (e *endpoint) Close() {
 		e.b.t.Errorf("an endpoint is closed with %d operations under way", n)
 	}
 	e.Handle.Close()
+	e.b.mu.Lock()
+	e.b.open--
+	e.b.mu.Unlock()
 }
 
 func (e *endpoint) Describe() rdma.Endpoint { return e.info }

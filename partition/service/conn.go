@@ -355,6 +355,7 @@ func (c *conn) broken(err error) {
 		return
 	}
 	c.dead, c.err = true, err
+	c.s.conns.Part(c)
 	for _, h := range c.handles {
 		h.qp.Abort(err)
 	}
@@ -426,6 +427,7 @@ func (c *conn) teardown() {
 		_ = c.qp.Close()
 		c.mu.Lock()
 		c.dead, c.quiet = true, true
+		c.s.conns.Part(c)
 		c.timer.Stop()
 		hs := slices.Collect(maps.Values(c.handles)) // no more come
 		c.unlock()

@@ -108,10 +108,9 @@ func (c *conn) greetAttach(b []byte) {
 	}
 	c.busy = true
 	c.spawn(func() {
-		h, answer := c.attach(&m)
+		h, answer, entered := c.attachAndEnter(&m)
 		c.mu.Lock()
 		c.busy = false
-		entered := h != nil && c.enter(h, answer)
 		if entered {
 			c.timer.Stop()
 		}
@@ -121,6 +120,39 @@ func (c *conn) greetAttach(b []byte) {
 			h.close()
 		}
 	})
+}
+
+// attachAndEnter opens a partition and makes the handle usable. If the client has his share of the endpoints or connections, and one of his
+// connections is on its way out, it waits for that and tries again: it may be the one that he comes back from.
+func (c *conn) attachAndEnter(m *wire.AttachMessage) (h *handle, answer *wire.AttachedMessage, entered bool) {
+	who := c.id.Shares()
+	for {
+		left := c.s.conns.Parting(who[len(who)-1])
+		if h == nil {
+			h, answer = c.attach(m)
+		}
+		var why error
+		if h != nil {
+			c.mu.Lock()
+			entered, why = c.enter(h, answer)
+			c.unlock()
+		}
+		if !entered && (h != nil || answer.Status == wire.Busy) && left != nil && !c.isDead() {
+			select {
+			case <-left:
+				continue
+			case <-time.After(c.s.limits.Load().StartTimeout):
+			}
+		}
+		if why != nil {
+			c.s.refused.Add(1)
+			c.s.log.Warn("partition not opened", slog.String("client", c.peer), slog.Any("reason", why))
+		}
+		if h != nil && !entered {
+			answer = &wire.AttachedMessage{Status: wire.Busy, Tag: m.Tag}
+		}
+		return h, answer, entered
+	}
 }
 
 // replyAttached answers an ATTACH. With a secret it proves that the service knows it, too.
@@ -146,30 +178,25 @@ func (c *conn) deny(m *wire.AttachMessage) {
 	})
 }
 
-// enter makes a handle usable, unless there is no memory for it. The lock is held.
-func (c *conn) enter(h *handle, answer *wire.AttachedMessage) bool {
-	ok := len(c.handles) < maxHandles && !c.dead
-	if ok && !c.attached {
-		err := c.s.conns.ProveAs(c, c.s.places(), c.id.Shares())
-		if err == nil {
-			err = c.widen()
+// enter makes a handle usable, unless there is no place or memory for it: why says whose. The lock is held.
+func (c *conn) enter(h *handle, answer *wire.AttachedMessage) (entered bool, why error) {
+	if len(c.handles) >= maxHandles || c.dead {
+		return false, nil
+	}
+	if !c.attached {
+		if err := c.s.conns.ProveAs(c, c.s.places(), c.id.Shares()); err != nil {
+			return false, err
 		}
-		if err != nil {
-			c.s.refused.Add(1)
-			c.s.log.Warn("partition not opened", slog.String("client", c.peer), slog.Any("reason", err))
-			ok = false
+		if err := c.widen(); err != nil {
+			return false, err
 		}
 	}
-	for ok && (h.number == 0 || c.handles[h.number] != nil) {
+	for h.number == 0 || c.handles[h.number] != nil {
 		h.number = uint32(random())
-	}
-	if !ok {
-		*answer = wire.AttachedMessage{Status: wire.Busy, Tag: answer.Tag}
-		return false
 	}
 	answer.Handle = h.number
 	c.handles[h.number] = h
-	return true
+	return true, nil
 }
 
 func random() uint64 {

@@ -566,6 +566,55 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// Who has his share, of the connections or of the endpoints, and comes back while one of his connections is on its way out, does not hear
+// that there is no place, but waits for that one. Nobody else does, and who has all of them in use is told so at once.
+func TestComesBack(t *testing.T) {
+	for _, most := range []int{0, 5} { // endpoints
+		var who partition.Identity
+		b := newBench(t, false, plenty, service.Config{Connections: 8, Identify: func(rdma.Request) partition.Identity { return who }})
+		asks := func(uid uint32) *client {
+			who = partition.Identity{Local: true, UID: uid}
+			c := b.connect(ins)
+			c.hello("")
+			c.attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+			return c
+		}
+		wants := func(c *client, want wire.Status) {
+			t.Helper()
+			if m := c.attached(); m.Status != want {
+				t.Fatalf("%v, want %v", m.Status, want)
+			}
+		}
+		lost := asks(5)
+		wants(lost, wire.OK)
+		for range 3 {
+			wants(asks(5), wire.OK)
+		}
+		wants(asks(6), wire.OK)
+		none := asks(5)
+		wants(none, wire.Busy)
+		none.close()
+		b.settle(5)
+		b.most = most
+		await, release := b.store.Hold(everything)
+		lost.request(wire.Request{Op: wire.Flush, Tag: 1})
+		await(1)
+		lost.close()
+		for b.svc.Dead() == 0 {
+			runtime.Gosched()
+		}
+		back := asks(5)
+		if most == 0 {
+			wants(asks(6), wire.OK)
+		}
+		release()
+		wants(back, wire.OK)
+		if r := back.do(wire.Request{Op: wire.Flush, Tag: 2}); r.Status != wire.OK {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // A client that takes no responses is ended, and one that is only idle is not.
 func TestTakesNothing(t *testing.T) {
 	b := newBench(t, false, plenty, service.Config{})

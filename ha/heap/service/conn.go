@@ -20,6 +20,7 @@ import (
 type conn struct {
 	s    *Service
 	peer string
+	host string
 	qp   rdma.QueuePair
 	cq   rdma.CompletionQueue
 	in   rdma.Region // of the message that is received; out of the one that is sent
@@ -44,14 +45,15 @@ const (
 	idSend    = 2
 )
 
-func newConn(s *Service, peer string) *conn {
-	return &conn{s: s, peer: peer, greets: wire.Hello, wake: make(chan struct{}, 1), gone: make(chan struct{}), over: make(chan struct{})}
+func newConn(s *Service, peer, host string) *conn {
+	return &conn{s: s, peer: peer, host: host, greets: wire.Hello, wake: make(chan struct{}, 1), gone: make(chan struct{}), over: make(chan struct{})}
 }
 
 // end ends the connection. It does not wait.
 func (c *conn) end(err error) {
 	c.once.Do(func() {
 		c.err = err
+		c.s.conns.Part(c)
 		close(c.gone)
 	})
 }
@@ -274,15 +276,44 @@ func (c *conn) prove(m, answer *wire.Message) {
 			return
 		}
 	}
+	if err := c.takePlace(); err != nil {
+		c.s.log.Warn("client of objects has too many connections", slog.String("client", c.peer), slog.Any("reason", err))
+		answer.Status, c.leaves = wire.Busy, true
+		return
+	}
 	c.greets = 0
 	c.qp.(rdma.Barrer).Admit()
-	c.s.conns.Prove(c)
 	w := wire.Welcome{Proof: own, Nodes: c.s.cfg.Nodes()}
 	w.Nodes = w.Nodes[:min(len(w.Nodes), wire.MaxNodes)]
 	if h := c.s.current(); h != nil {
 		w.Primary, w.Base, w.Key, w.Length = true, h.Base(), h.Key(), uint64(len(h.Memory()))
 	}
 	answer.Data = w.AppendTo(nil)
+}
+
+// takePlace takes one of the client's share of the places. If he has all of that, and one of his connections is on its way out, it waits:
+// that may be the one that he comes back from.
+func (c *conn) takePlace() error {
+	who := "name:" + c.hello.Name
+	if c.s.cfg.Secret == nil {
+		who = "host " + c.host
+	}
+	late := time.NewTimer(c.s.limits.Load().StartTimeout)
+	defer late.Stop()
+	for {
+		left := c.s.conns.Parting(who)
+		err := c.s.conns.ProveAs(c, c.s.limits.Load().Connections, []string{who})
+		if err == nil || left == nil {
+			return err
+		}
+		select {
+		case <-left:
+		case <-c.gone:
+			return err
+		case <-late.C:
+			return err
+		}
+	}
 }
 
 // ask has the heap do a request.

@@ -38,14 +38,14 @@ type Config struct {
 
 // Limits are what can change while a Service runs. Zero values stand for the defaults.
 type Limits struct {
-	Connections  int           // 64; half of them may be without proof. Each has memory for two messages of 256 KiB
+	Connections  int           // 128; half of them may be without proof, and half of one client. Each has memory for two messages of 256 KiB
 	StartTimeout time.Duration // for a client to prove its name; 10 s
 	Patience     time.Duration // for a client to take an answer; 30 s
 }
 
 func (l *Limits) fill() {
 	if l.Connections <= 0 {
-		l.Connections = 64
+		l.Connections = 128
 	}
 	if l.StartTimeout <= 0 {
 		l.StartTimeout = 10 * time.Second
@@ -179,8 +179,8 @@ func (s *Service) accept(req rdma.Request) error {
 	if d := req.PeerData(); len(d) < len(wire.Private) || string(d[:len(wire.Private)]) != wire.Private {
 		return errors.Join(errNotOurs, req.Reject(nil))
 	}
-	c := newConn(s, req.RemoteAddr().String())
-	if err := s.conns.Enter(c, door.Host(req.RemoteAddr()), s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
+	c := newConn(s, req.RemoteAddr().String(), door.Host(req.RemoteAddr()))
+	if err := s.conns.Enter(c, c.host, s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
 		return errors.Join(err, req.Reject(nil))
 	}
 	if err := c.open(req); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -159,6 +160,12 @@ func (p *peer) ask(m wire.Message) wire.Message {
 	p.r.t.Helper()
 	p.receive()
 	p.send(m.AppendTo(nil))
+	return p.answer(m)
+}
+
+// answer waits for the answer to m.
+func (p *peer) answer(m wire.Message) wire.Message {
+	p.r.t.Helper()
 	c := p.next()
 	if c.Status != rdma.StatusOK || c.Op != rdma.OpReceive {
 		p.r.t.Fatalf("%v: %v of %v", m.Op, c.Status, c.Op)
@@ -174,6 +181,13 @@ func (p *peer) ask(m wire.Message) wire.Message {
 // greet proves a name, and returns the answer to that.
 func (p *peer) greet(name, secret string) (wire.Message, wire.Proof) {
 	p.r.t.Helper()
+	m, want := p.prove(name, secret)
+	return p.answer(m), want
+}
+
+// prove sends the proof of a name, and does not wait for the answer.
+func (p *peer) prove(name, secret string) (wire.Message, wire.Proof) {
+	p.r.t.Helper()
 	g := wire.Greeting{Name: name}
 	_, _ = rand.Read(g.Client[:])
 	a := p.ask(wire.Message{Op: wire.Hello, Data: wire.HelloData(name, g.Client)})
@@ -184,7 +198,10 @@ func (p *peer) greet(name, secret string) (wire.Message, wire.Proof) {
 	if secret != "" {
 		own, want = g.Proofs([]byte(secret))
 	}
-	return p.ask(wire.Message{Op: wire.Prove, Data: own[:]}), want
+	m := wire.Message{Op: wire.Prove, Data: own[:]}
+	p.receive()
+	p.send(m.AppendTo(nil))
+	return m, want
 }
 
 // user is a peer that has proved its name and joined.
@@ -375,7 +392,7 @@ func TestRefusedConnections(t *testing.T) {
 	if err := r.dev.Connect(context.Background(), p.qp, r.at, rdma.ConnParams{PrivateData: []byte("OSP1")}); err == nil {
 		t.Error("a connection for something else is accepted")
 	}
-	users := []*peer{r.user("app", 1), r.user("app", 2)}
+	users := []*peer{r.user("other", 1), r.user("other", 2)}
 	first, second := r.peer(), r.peer()
 	third := r.peer() // two of four may be without proof
 	<-first.gone
@@ -393,6 +410,62 @@ func TestRefusedConnections(t *testing.T) {
 		if a := u.ask(wire.Message{Op: wire.Join, Client: uint64(i + 1)}); a.Status != wire.OK {
 			t.Errorf("%v", a.Status)
 		}
+	}
+}
+
+// TestShares: no client has the places of all, and the others are served. Where there are no names, that is so of hosts.
+func TestShares(t *testing.T) {
+	for name, secret := range map[string]func(string) ([]byte, bool){"app": secretOf, "": nil} {
+		r := newRig(t, Config{Secret: secret, Limits: Limits{Connections: 8}})
+		var users []*peer
+		for i := range 4 {
+			users = append(users, r.user(name, uint64(i+1)))
+		}
+		for range 3 { // who is told that he has too many gives his place back
+			p := r.peer()
+			if a, _ := p.greet(name, secrets[name]); a.Status != wire.Busy || len(a.Data) > 0 {
+				t.Fatalf("a fifth connection of %q: %v", name, a.Status)
+			}
+			<-p.gone
+		}
+		if secret != nil {
+			users = append(users, r.user("other", 1))
+		}
+		for i, u := range users {
+			if a := u.ask(wire.Message{Op: wire.Join, Client: uint64(i + 1)}); a.Status != wire.OK {
+				t.Errorf("%v", a.Status)
+			}
+		}
+	}
+}
+
+// TestComesBack: who has his share, and comes back while one of his connections is on its way out, waits for that, and nobody else does.
+func TestComesBack(t *testing.T) {
+	hangs, reached := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	first.Store(true)
+	r := newRig(t, Config{Secret: secretOf, Limits: Limits{Connections: 8}, Nodes: func() []string {
+		if first.Swap(false) {
+			close(reached)
+			<-hangs
+		}
+		return nil
+	}})
+	lost := r.peer()
+	lost.prove("app", "secret")
+	<-reached // it has its place, and does not go on
+	hung := r.s.conns.List()[0]
+	for i := range 3 {
+		r.user("app", uint64(i+1))
+	}
+	lost.qp.Abort(errors.New("it is lost"))
+	<-hung.gone
+	back := r.peer()
+	proof, _ := back.prove("app", "secret")
+	r.user("other", 1)
+	close(hangs)
+	if a := back.answer(proof); a.Status != wire.OK {
+		t.Errorf("%v", a.Status)
 	}
 }
 

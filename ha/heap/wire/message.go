@@ -61,11 +61,12 @@ const (
 	Old              // the number is less than that of a request that the client has sent later
 	Denied           // the client has not proved its name
 	Malformed        // the message cannot be understood
+	Busy             // the client has its share of the connections
 	statusEnd
 )
 
 var statusNames = [...]string{
-	"good", "moved", "key", "range", "stale", "changing", "full", "too long", "unknown", "old", "denied", "malformed",
+	"good", "moved", "key", "range", "stale", "changing", "full", "too long", "unknown", "old", "denied", "malformed", "busy",
 }
 
 // Name is a word or two for the status, in metrics.
@@ -75,7 +76,7 @@ var statusTexts = [...]string{
 	"good", "this node is not the primary", "the pointer is of another heap", "the pointer names no place of the heap",
 	"the object was deleted", "the place is damaged, or is being changed", "the heap is full", "the object is too long",
 	"the client is not known any more", "the request is older than the last one of the client", "the client has not proved its name",
-	"the message cannot be understood",
+	"the message cannot be understood", "the client has its share of the connections: others have to be closed first",
 }
 
 func (s Status) String() string {
