@@ -18,6 +18,16 @@ var errFull = errors.New("no space left on device")
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errFull }
 
+// fillingDisk takes one more write.
+type fillingDisk struct{ has bytes.Buffer }
+
+func (d *fillingDisk) Write(b []byte) (int, error) {
+	if d.has.Len() > 0 {
+		return 0, errFull
+	}
+	return d.has.Write(b)
+}
+
 // A command whose output is lost fails, though it has done what it was asked for: a script that keeps the output has nothing, and tokens that were
 // printed nowhere have to be made again.
 func TestOutputIsLost(t *testing.T) {
@@ -39,4 +49,24 @@ portals: [{node: a, listen: "127.0.0.1:0"}]
 	if status != exitError || !strings.Contains(bad.String(), errFull.Error()) {
 		t.Errorf("ha init: %d %s", status, bad.String())
 	}
+}
+
+// TestForceOutputIsLost: nothing is forced if what would be lost is shown to nobody. If what to do next is lost, force says that it has taken place, and fails.
+func TestForceOutputIsLost(t *testing.T) {
+	s := newSite(t)
+	s.startAll()
+	for _, name := range []string{"a", "b", "w"} {
+		s.kill(name)
+	}
+	args := s.on("b", "ha", "force", "--confirm", "lab")
+	var bad bytes.Buffer
+	if status := run("target", args, fullDisk{}, &bad); status != exitError || !strings.Contains(bad.String(), "nothing was changed") || !strings.Contains(bad.String(), errFull.Error()) {
+		t.Errorf("nobody has seen what would be lost: %d %s", status, bad.String())
+	}
+	bad.Reset()
+	out := new(fillingDisk)
+	if status := run("target", args, out, &bad); status != exitError || !strings.Contains(out.has.String(), "would be the only member") || !strings.Contains(bad.String(), "was forced to go on") {
+		t.Errorf("nobody has seen what to do next: %d %s %s", status, out.has.String(), bad.String())
+	}
+	s.fails("is the only member of the cluster already", args...)
 }

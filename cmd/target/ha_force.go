@@ -68,7 +68,9 @@ func (l *local) force(cmd *cobra.Command, cfg *config.Config, dir *quorum.Dir, m
 	}
 	c := &cfg.Cluster
 	out := cmd.OutOrStdout()
-	writeForce(out, f, mirror != "")
+	if _, err := io.WriteString(out, forceText(f, mirror != "")); err != nil {
+		return fmt.Errorf("nothing was changed, for what would be lost could not be shown: %w", err)
+	}
 	if living := f.Living(); len(living) > 0 {
 		return fmt.Errorf("nothing was changed: somebody answers at the address of %s, so it is not lost; if nobody shall use it any more, end it first", strings.Join(living, ", "))
 	}
@@ -87,28 +89,38 @@ func (l *local) force(cmd *cobra.Command, cfg *config.Config, dir *quorum.Dir, m
 	if err != nil {
 		return err
 	}
-	if mirror != "" {
-		fmt.Fprintf(out, "\nThe mirror %s goes on with the copy of node %s. Run it:\n  %s\n", mirror, c.Self, l.run(cmd, c.Node(c.Self)))
-		fmt.Fprintf(out, "\nA node that comes back with a former copy gives that up:\n  %s ha rejoin --config %s --discard-mine\n", cmd.Root().Name(), quote(l.path))
-		return nil
-	}
-	fmt.Fprintf(out, "\nNode %s is a cluster of its own. Run it:\n  %s\n", c.Self, l.run(cmd, c.Node(c.Self)))
-	fmt.Fprintf(out, "\nWhile it runs, each of the others can come back, and give up what it has:\n")
-	for i := range c.Nodes {
-		if n := &c.Nodes[i]; n.Name != c.Self && len(tokens) > 0 {
-			fmt.Fprintf(out, "  %s ha rejoin --config %s --node %s --discard-mine --token %s\n", cmd.Root().Name(), quote(l.path), n.Name, tokens[0])
-			tokens = tokens[1:]
-		}
+	if _, err := io.WriteString(out, l.forcedText(cmd, c, mirror, tokens)); err != nil {
+		return fmt.Errorf("node %s was forced to go on, but what to do next could not be shown: %w; start it, and see docs/ha.md; target ha token makes tokens for the others", c.Self, err)
 	}
 	return nil
 }
 
-// writeForce says what would be lost.
-func writeForce(w io.Writer, f *server.Force, mirror bool) {
+// forcedText says what to do next.
+func (l *local) forcedText(cmd *cobra.Command, c *config.Cluster, mirror string, tokens []quorum.Token) string {
+	var w strings.Builder
+	if mirror != "" {
+		fmt.Fprintf(&w, "\nThe mirror %s goes on with the copy of node %s. Run it:\n  %s\n", mirror, c.Self, l.run(cmd, c.Node(c.Self)))
+		fmt.Fprintf(&w, "\nA node that comes back with a former copy gives that up:\n  %s ha rejoin --config %s --discard-mine\n", cmd.Root().Name(), quote(l.path))
+		return w.String()
+	}
+	fmt.Fprintf(&w, "\nNode %s is a cluster of its own. Run it:\n  %s\n", c.Self, l.run(cmd, c.Node(c.Self)))
+	fmt.Fprintf(&w, "\nWhile it runs, each of the others can come back, and give up what it has:\n")
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.Name != c.Self && len(tokens) > 0 {
+			fmt.Fprintf(&w, "  %s ha rejoin --config %s --node %s --discard-mine --token %s\n", cmd.Root().Name(), quote(l.path), n.Name, tokens[0])
+			tokens = tokens[1:]
+		}
+	}
+	return w.String()
+}
+
+// forceText says what would be lost.
+func forceText(f *server.Force, mirror bool) string {
+	var w strings.Builder
 	if mirror {
-		fmt.Fprintf(w, "The mirror %s would go on with the copy of node %s alone.\n", f.Name, f.Node)
+		fmt.Fprintf(&w, "The mirror %s would go on with the copy of node %s alone.\n", f.Name, f.Node)
 	} else {
-		fmt.Fprintf(w, "Node %s would be the only member of a new generation of the cluster %s.\n", f.Node, f.Name)
+		fmt.Fprintf(&w, "Node %s would be the only member of a new generation of the cluster %s.\n", f.Node, f.Name)
 	}
 	for i := range f.Others {
 		o := &f.Others[i]
@@ -116,18 +128,19 @@ func writeForce(w io.Writer, f *server.Force, mirror bool) {
 		if o.Address != "" {
 			at = " (" + o.Address + ")"
 		}
-		fmt.Fprintf(w, "  without node %s%s: %s\n", o.Name, at, o.Says)
+		fmt.Fprintf(&w, "  without node %s%s: %s\n", o.Name, at, o.Says)
 	}
 	if len(f.Others) > 0 {
-		fmt.Fprintf(w, "If one of these lives after all, and hosts reach it, it may go on serving them beside this node, with other bytes: turn it off, or cut it off.\n")
+		fmt.Fprintf(&w, "If one of these lives after all, and hosts reach it, it may go on serving them beside this node, with other bytes: turn it off, or cut it off.\n")
 	}
 	for i := range f.Mirrors {
 		m := &f.Mirrors[i]
-		fmt.Fprintf(w, "mirror %s: %s\n", m.Name, lossText(m))
+		fmt.Fprintf(&w, "mirror %s: %s\n", m.Name, lossText(m))
 		if m.Missing > 0 {
-			fmt.Fprintf(w, "mirror %s: this copy goes without %.1f KiB that no copy could read when it was brought level: reads there fail until something is written\n", m.Name, float64(m.Missing)/(1<<10))
+			fmt.Fprintf(&w, "mirror %s: this copy goes without %.1f KiB that no copy could read when it was brought level: reads there fail until something is written\n", m.Name, float64(m.Missing)/(1<<10))
 		}
 	}
+	return w.String()
 }
 
 // lossText says what one mirror would lose.
