@@ -235,7 +235,12 @@ func (c *Client) ask(ctx context.Context, match, method, path string, body, into
 	case into == nil:
 		return nil
 	}
-	if err := answer.Decode(into); err != nil {
+	has := into
+	err = answer.Decode(&has)
+	if err == nil && has == nil { // null leaves an object as it is, and empties what holds it
+		err = errors.New("it is null")
+	}
+	if err != nil {
 		if context.Cause(ctx) == errSilent {
 			return c.silent()
 		}

@@ -432,6 +432,32 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// TestNoDaemon: who answers null is not taken for a daemon, of which nothing is known, nor is a change asked for there.
+func TestNoDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			t.Errorf("%s %s was asked for", r.Method, r.URL)
+		}
+		_, _ = io.WriteString(w, "null")
+	})}
+	go func() { _ = s.Serve(l) }()
+	defer s.Close()
+	c := NewClient(path)
+	defer c.Close()
+	now, err := c.Status(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "does not understand: it is null") {
+		t.Errorf("%+v, %v", now, err)
+	}
+	if err := c.DropSession(t.Context(), 1); err == nil {
+		t.Error("a session was ended")
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	f := new(fake)
 	h := NewMetrics(f, false)
