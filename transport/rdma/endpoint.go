@@ -35,7 +35,7 @@ import "time"
 //     for it. Its memory is the owner's again after the completion of a later work with Fence.
 //   - O12: Durable never comes before visible. What completed with StatusOK and Durable, or is covered by a
 //     flush that completed, outlives a power cut. Without either it may vanish as a whole or in part, unit by
-//     unit.
+//     unit. A Write or Discard that has failed with StatusMedium, StatusSpace or StatusLost is done in any of its units, or in none.
 //   - O13: Atomic operations are atomic among those of the endpoint, whatever the queue pair, and against
 //     COMPARE AND WRITE of a logical unit on the same volume; where the store is memory that it lends, also
 //     against single stores of 8 octets. Never against a longer Write.

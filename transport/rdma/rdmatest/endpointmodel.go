@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
@@ -14,6 +16,7 @@ import (
 type endpointWork struct {
 	op       rdma.Opcode
 	fence    bool // starts when all before it are complete
+	chained  bool // is not executed if one since the last such work has failed
 	barrier  bool
 	durable  bool // the flag
 	relaxed  bool
@@ -21,6 +24,7 @@ type endpointWork struct {
 	value    byte
 	behind   int // all works before that one were complete, and that polled, when it was posted
 	complete bool
+	status   rdma.Status
 	sink     int // of a Read: unit of own memory
 }
 
@@ -32,6 +36,9 @@ const (
 // RunEndpointModel is the part of RunEndpoint that needs no more memory and credits than one work takes. Random works, with random fences, leave and read what the rules allow. For each unit it
 // knows which writes may be the last before a Read, the end, or a power cut: those that nothing is certain to
 // have replaced. After each completion it looks at what a crash would leave.
+//
+// In some rounds the store fails one of many operations. A Write or Discard that has failed is done in any of its units, or in none, and
+// those are durable, or not; what a fence keeps behind it is not executed at all (O6).
 func RunEndpointModel(t *testing.T, open func(*testing.T, *Volatile) Endpoint) {
 	seed := seedOf(t)
 	p := open(t, NewVolatile(endpointSize, seed))
@@ -40,13 +47,23 @@ func RunEndpointModel(t *testing.T, open func(*testing.T, *Volatile) Endpoint) {
 	if p.Quick {
 		all = len(everyOrder)
 	}
-	if p.Cut != nil {
-		all += len(everyOrder)
+	run := func(n int, cuts, faults bool) {
+		for round := range n {
+			m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)], cuts: cuts, faults: faults}
+			m.e = attach(t, p, m.order, modelWorks, 0)
+			m.run()
+		}
 	}
-	for round := range all {
-		m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)], cuts: p.Cut != nil && round >= len(everyOrder)}
-		m.e = attach(t, p, m.order, modelWorks, 0)
-		m.run()
+	run(all, false, false)
+	if p.Cut != nil {
+		run(len(everyOrder), true, false)
+	}
+	if p.Store == nil {
+		return
+	}
+	run(all, false, true)
+	if p.Cut != nil {
+		run(len(everyOrder), true, true)
 	}
 }
 
@@ -59,6 +76,78 @@ type endpointModel struct {
 	cuts  bool // the connection is lost now and then
 	works []*endpointWork
 	done  int
+
+	faults bool // the store fails now and then
+	failed atomic.Int64
+}
+
+// fault says which operations of the store fail. A flush does not: after that nothing is promised any more.
+func (m *endpointModel) fault(seed uint64) func(*backend.Op) error {
+	r := rand.New(rand.NewPCG(seed, 3))
+	return func(op *backend.Op) error {
+		if op.Kind == backend.Flush || r.IntN(20) > 0 {
+			return nil
+		}
+		m.failed.Add(1)
+		if op.Kind == backend.Write && r.IntN(3) == 0 {
+			return &backend.SpaceError{Off: op.Off, Err: errBroken}
+		}
+		return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errBroken}
+	}
+}
+
+// chain returns the works since the fence before f, with it.
+func (m *endpointModel) chain(f int) []*endpointWork {
+	from := f
+	for from > 0 {
+		if from--; m.works[from].chained {
+			break
+		}
+	}
+	return m.works[from:f]
+}
+
+// hasFailed reports whether x is known to have failed.
+func (x *endpointWork) hasFailed() bool {
+	return x.complete && x.status != rdma.StatusOK && x.status != rdma.StatusFenced
+}
+
+// mayRepeat reports whether x may have been done more than once, with another end each time, and not have been before a fence behind it the
+// last time.
+func (m *endpointModel) mayRepeat(x *endpointWork) bool { return m.cuts && x.op == rdma.OpRead }
+
+// good reports whether x is certain to have been done. In rounds without faults that is so of all.
+func (m *endpointModel) good(w int) bool {
+	x := m.works[w]
+	return !m.faults || x.complete && x.status == rdma.StatusOK
+}
+
+// judge looks at the status of a work.
+func (m *endpointModel) judge(i int) {
+	x := m.works[i]
+	broken, perhaps := false, false
+	if x.chained {
+		for _, w := range m.chain(i) {
+			broken = broken || w.hasFailed() && !m.mayRepeat(w)
+			perhaps = perhaps || m.faults && m.mayRepeat(w)
+		}
+	}
+	ok := false
+	switch x.status {
+	case rdma.StatusOK:
+		ok = !broken
+	case rdma.StatusFenced:
+		ok = broken || perhaps
+	case rdma.StatusMedium:
+		ok = m.faults && !broken && x.op != rdma.OpFlush
+	case rdma.StatusSpace:
+		ok = m.faults && !broken && x.op == rdma.OpWrite
+	case rdma.StatusTransport:
+		ok = m.cuts && x.op == rdma.OpRead
+	}
+	if !ok {
+		m.t.Fatalf("order %d: work %d, %+v, ends with %q; the chain before it is broken: %v", m.order, i, *x, x.status, broken)
+	}
 }
 
 // before reports whether the effect of u is certain to come before that of w.
@@ -86,6 +175,9 @@ func (m *endpointModel) run() {
 	}
 	m.e.post(m.e.work(rdma.OpWrite, 1<<20, rdma.Signaled|rdma.Barrier, 0, modelUnits*unit, 0))
 	m.e.sends.want(rdma.OpWrite, 1<<20)
+	if m.faults {
+		m.p.Store.FailTorn(m.fault(m.r.Uint64()))
+	}
 	for len(m.works) < modelWorks {
 		var batch []rdma.Work
 		behind := 0
@@ -106,7 +198,13 @@ func (m *endpointModel) run() {
 	for m.done < len(m.works) {
 		m.completion()
 	}
-	m.check("at the end", m.image(), func(int) bool { return true }, func(int) bool { return true })
+	if m.faults {
+		m.p.Store.Fail(nil)
+		if failed := slices.ContainsFunc(m.works, (*endpointWork).hasFailed); !m.cuts && failed != (m.failed.Load() > 0) {
+			m.t.Fatalf("order %d: %d operations of the store have failed, and one of the works: %v", m.order, m.failed.Load(), failed)
+		}
+	}
+	m.check("at the end", m.image(), m.good, func(int) bool { return true })
 }
 
 // draw makes a work.
@@ -132,9 +230,9 @@ func (m *endpointModel) draw(behind int) rdma.Work {
 	}
 	switch m.r.IntN(8) {
 	case 0:
-		flags, x.fence = flags|rdma.Fence, true
+		flags, x.fence, x.chained = flags|rdma.Fence, true, true
 	case 1:
-		flags, x.fence, x.barrier = flags|rdma.Barrier, true, true
+		flags, x.fence, x.chained, x.barrier = flags|rdma.Barrier, true, true, true
 	case 2:
 		flags, x.relaxed = flags|rdma.RelaxedOrder, true
 	}
@@ -159,31 +257,27 @@ func (m *endpointModel) completion() {
 		m.t.Fatalf("%+v", c)
 	}
 	i := int(c.ID)
-	overtaken := m.cuts && c.Status == rdma.StatusTransport && m.works[i].op == rdma.OpRead
-	if c.Status != rdma.StatusOK && !overtaken {
-		m.t.Fatalf("%+v", c)
-	}
 	if m.order&rdma.FreeFinish == 0 && i != m.done {
 		m.t.Fatalf("work %d completes, %d is due", i, m.done)
 	}
 	x := m.works[i]
-	x.complete = true
-	x.barrier = x.barrier && !overtaken
+	x.complete, x.status = true, c.Status
+	m.judge(i)
 	m.done++
-	if x.op == rdma.OpRead && !overtaken {
+	if x.op == rdma.OpRead && x.status == rdma.StatusOK {
 		got := make([][]byte, modelUnits)
 		for k := range x.n {
 			got[x.at+k] = m.e.bytes((x.sink+k)*unit, unit)
 		}
-		m.check("read", got, func(w int) bool { return m.before(w, i) }, func(w int) bool { return !m.before(i, w) })
+		m.check("read", got, func(w int) bool { return m.before(w, i) && m.good(w) }, func(w int) bool { return !m.before(i, w) })
 	}
 	m.crash()
 }
 
-// writes reports whether work w writes unit k.
+// writes reports whether work w may write unit k.
 func (m *endpointModel) writes(w, k int) bool {
 	x := m.works[w]
-	return (x.op == rdma.OpWrite || x.op == rdma.OpDiscard) && k >= x.at && k < x.at+x.n
+	return x.status != rdma.StatusFenced && (x.op == rdma.OpWrite || x.op == rdma.OpDiscard) && k >= x.at && k < x.at+x.n
 }
 
 // check looks whether each unit of got that is there has bytes of a write that may have been the last.
@@ -228,8 +322,14 @@ func (m *endpointModel) check(what string, got [][]byte, certain, possible func(
 
 // image reads all units of what a power cut would leave after a flush of all.
 func (m *endpointModel) image() [][]byte {
-	m.e.post(m.e.work(rdma.OpFlush, 1<<20, rdma.Signaled|rdma.Fence, 0, 0, 0))
-	m.e.sends.want(rdma.OpFlush, 1<<20)
+	w := m.e.work(rdma.OpFlush, 1<<20, rdma.Signaled|rdma.Fence, 0, 0, 0)
+	m.e.post(w)
+	if c := m.e.sends.next(); c.Status == rdma.StatusFenced && m.faults {
+		m.e.post(w) // the one before counts as seen
+		m.e.sends.want(rdma.OpFlush, 1<<20)
+	} else if c.Status != rdma.StatusOK {
+		m.t.Fatalf("%+v", c)
+	}
 	if m.p.Store == nil {
 		m.e.post(m.e.work(rdma.OpRead, 1<<20, rdma.Signaled, 0, modelUnits*unit, 0))
 		m.e.sends.want(rdma.OpRead, 1<<20)
@@ -252,10 +352,13 @@ func (m *endpointModel) crash() {
 		return
 	}
 	image := m.units(m.p.Store.Crash(modelUnits * unit))
-	durable := make([]bool, len(m.works))
+	durable, done := make([]bool, len(m.works)), make([]bool, len(m.works))
+	for w := range m.works {
+		done[w] = m.good(w)
+	}
 	covers := func(f int) {
 		for w := range f {
-			durable[w] = durable[w] || m.before(w, f)
+			durable[w] = durable[w] || m.before(w, f) && done[w]
 		}
 	}
 	for f, x := range m.works {
@@ -265,10 +368,21 @@ func (m *endpointModel) crash() {
 				there = there || image[k][0] == x.value
 			}
 		}
-		if x.complete && (x.op == rdma.OpFlush || x.barrier) || there {
+		if there { // O6: nothing of its chain has failed, whether we know it already or not
+			chain := m.chain(f)
+			for k, y := range chain {
+				w := f - len(chain) + k
+				done[w] = done[w] || !y.chained
+				if y.hasFailed() && !m.mayRepeat(y) {
+					m.t.Fatalf("order %d: work %d is on the medium, though work %d before it has failed", m.order, f, w)
+				}
+			}
+		}
+		ok := x.complete && x.status == rdma.StatusOK
+		if ok && (x.op == rdma.OpFlush || x.barrier) || there {
 			covers(f)
 		}
-		if x.complete && (x.durable || x.barrier) {
+		if ok && (x.durable || x.barrier) {
 			durable[f] = true
 		}
 	}

@@ -23,6 +23,7 @@ type Volatile struct {
 	pending []*backend.Op
 	held    []*backend.Op
 	fault   func(*backend.Op) error // nil: none
+	tears   bool                    // what fails is done in part
 	gate    func(*backend.Op) bool  // nil: nothing hangs
 	closed  bool
 	over    chan struct{}
@@ -87,6 +88,9 @@ func (s *Volatile) run() {
 func (s *Volatile) do(op *backend.Op) {
 	if s.fault != nil {
 		if op.Err = s.fault(op); op.Err != nil {
+			if s.tears {
+				s.tear(op)
+			}
 			return
 		}
 	}
@@ -107,14 +111,39 @@ func (s *Volatile) do(op *backend.Op) {
 		s.dirty = [2]int64{}
 		return
 	}
-	if op.Kind != backend.Read && op.Len > 0 {
-		if s.dirty[1] == 0 {
-			s.dirty[0] = op.Off
-		}
-		s.dirty = [2]int64{min(s.dirty[0], op.Off), max(s.dirty[1], op.Off+op.Len)}
-	}
+	s.soil(op)
 	if op.Flags&backend.FUA != 0 && op.Kind != backend.Read {
 		copy(s.medium[op.Off:], s.data[op.Off:op.Off+op.Len])
+	}
+}
+
+// soil notes that op may have changed octets. The lock is held.
+func (s *Volatile) soil(op *backend.Op) {
+	if op.Kind == backend.Read || op.Len == 0 {
+		return
+	}
+	if s.dirty[1] == 0 {
+		s.dirty[0] = op.Off
+	}
+	s.dirty = [2]int64{min(s.dirty[0], op.Off), max(s.dirty[1], op.Off+op.Len)}
+}
+
+// tear does some of the blocks of an operation that fails. The lock is held.
+func (s *Volatile) tear(op *backend.Op) {
+	from := make([]byte, op.Len) // of a Discard
+	switch op.Kind {
+	case backend.Write:
+		from = slices.Concat(op.Segs...)
+	case backend.Discard, backend.WriteZeroes:
+	default:
+		return
+	}
+	s.soil(op)
+	for at := range slices.Chunk(s.data[op.Off:op.Off+op.Len], s.info.BlockSize) {
+		if s.rand.IntN(2) == 0 {
+			copy(at, from)
+		}
+		from = from[len(at):]
 	}
 }
 
@@ -125,11 +154,16 @@ func (s *Volatile) Crash(n int) []byte {
 	return slices.Clone(s.medium[:n])
 }
 
-// Fail has f say how operations fail from now on; nil: they do not.
-func (s *Volatile) Fail(f func(*backend.Op) error) {
+// Fail has f say how operations fail from now on; nil: they do not. Of what fails nothing is done.
+func (s *Volatile) Fail(f func(*backend.Op) error) { s.fail(f, false) }
+
+// FailTorn is Fail, but of a write that fails some blocks are written, which the seed chooses.
+func (s *Volatile) FailTorn(f func(*backend.Op) error) { s.fail(f, true) }
+
+func (s *Volatile) fail(f func(*backend.Op) error, tears bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fault = f
+	s.fault, s.tears = f, tears
 }
 
 // Hold has operations hang from now on of which hangs says so. await waits until n of them do; release lets
