@@ -104,7 +104,7 @@ type Copy struct {
 	Missing   int64     `json:"missing"` // bytes that the copy of the answering node goes without, because no copy could read them; of others it does not know
 	Lag       int64     `json:"lag_ns"`  // how long the oldest write waits that the disk of a copy in sync does not have, as the primary knows
 	Connected bool      `json:"connected"`
-	Reason    string    `json:"reason,omitempty"` // of the answering node's copy: why all of it has to be brought level, or what its disk fails with, and what to do
+	Reason    string    `json:"reason,omitempty"` // as its node says: why all of it has to be brought level, or what its disk fails with, and what to do
 }
 
 // Roles of a node in a mirror that others decide by.
@@ -124,7 +124,7 @@ const (
 	CopyResync  CopyState = "resync"       // it is brought level
 	CopyAway    CopyState = "away"         // the primary does not reach it
 	CopyStale   CopyState = "not in sync"  // the primary knows more
-	CopyDoubted CopyState = "unknown disk" // of the answering node: another disk than before, or set back; nothing on it counts
+	CopyDoubted CopyState = "unknown disk" // as its node says: another disk than before, or set back; nothing on it counts
 	CopyUnknown CopyState = "unknown"
 )
 

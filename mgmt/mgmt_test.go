@@ -750,6 +750,9 @@ func TestMirrors(t *testing.T) {
 	if err := peer.MakeRoom(t.Context(), "a/b", 7); err != nil || f.removed[len(f.removed)-1] != "room a/b7" {
 		t.Errorf("%v, %v", err, f.removed)
 	}
+	if err := peer.TellTrouble(t.Context(), "a/b", "c/d", CopyTrouble{CopyStale, "full"}); err != nil || f.removed[len(f.removed)-1] != "trouble a/b c/d{not in sync full}" {
+		t.Errorf("%v, %v", err, f.removed)
+	}
 	longest := Guest{
 		Local:  netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"),
 		Remote: netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:7777]:65535"), Initiator: "iqn.2026-11." + strings.Repeat("a", 211), ISID: "00023d000001",
@@ -794,6 +797,11 @@ func (o *once) Addr() net.Addr { return &net.UnixAddr{} }
 
 func (f *fake) KnowGuests(_ string, guests []Guest) error { f.guests = len(guests); return nil }
 func (f *fake) AddressesTaken(string) error               { return nil }
+func (f *fake) KnowTrouble(mirror, node string, what CopyTrouble) error {
+	f.removed = append(f.removed, fmt.Sprint("trouble ", mirror, " ", node, what))
+	return nil
+}
+
 func (f *fake) MakeRoom(mirror string, size int64) error {
 	f.removed = append(f.removed, fmt.Sprint("room ", mirror, size))
 	return nil

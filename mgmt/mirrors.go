@@ -32,6 +32,8 @@ type Peer interface {
 	Mirrorer
 	// KnowGuests takes who is connected with the addresses that go with a mirror, at its primary, in case that this node gets them.
 	KnowGuests(mirror string, guests []Guest) error
+	// KnowTrouble takes what another node says of its own copy.
+	KnowTrouble(mirror, node string, what CopyTrouble) error
 	// AddressesTaken says that the node that serves a mirror now has the addresses that go with it, and has announced them.
 	AddressesTaken(mirror string) error
 	// MakeRoom gives the copy of this node room for size bytes, durably. What is new reads as zeroes; the mirror stays as large as it is.
@@ -47,11 +49,20 @@ type Guest struct {
 	ISID      string `json:"isid,omitempty"`
 }
 
+// CopyTrouble is what a node tells others of its own copy of a mirror, as in Copy. Without a reason nothing is wrong.
+type CopyTrouble struct {
+	State  CopyState `json:"state"`
+	Reason string    `json:"reason"`
+}
+
 // MaxGuests is how many of them a node tells others of.
 const MaxGuests = 1024
 
 // maxGuestBytes is what one of them takes at most in a request: two addresses of IPv6 with their ports, a name of 223 bytes, and the keys.
 const maxGuestBytes = 512
+
+// maxTrouble bounds what a node says of its copy, in bytes.
+const maxTrouble = 16 << 10
 
 // Verify says how copies are compared.
 type Verify struct {
@@ -105,6 +116,14 @@ func NewPeerAPI(p Peer) http.Handler {
 			return
 		}
 		done(w, p.KnowGuests(r.PathValue("name"), guests))
+	})
+	mux.HandleFunc("PUT /v1/mirrors/{name}/trouble/{node}", func(w http.ResponseWriter, r *http.Request) {
+		var what CopyTrouble
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxTrouble)).Decode(&what); err != nil {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("this does not say how a copy is: %v", err))
+			return
+		}
+		done(w, p.KnowTrouble(r.PathValue("name"), r.PathValue("node"), what))
 	})
 	mux.HandleFunc("POST /v1/mirrors/{name}/taken", func(w http.ResponseWriter, r *http.Request) {
 		if bare(w, r) {
@@ -246,6 +265,11 @@ func (c *Client) Verified(ctx context.Context, mirror string) (*Verification, er
 // KnowGuests tells another node who is connected.
 func (c *Client) KnowGuests(ctx context.Context, mirror string, guests []Guest) error {
 	return c.do(ctx, http.MethodPut, mirrorPath(mirror, "guests", nil), guests, nil)
+}
+
+// TellTrouble tells another node how the copy of node, which asks, is, as Peer has it.
+func (c *Client) TellTrouble(ctx context.Context, mirror, node string, what CopyTrouble) error {
+	return c.do(ctx, http.MethodPut, mirrorPath(mirror, "trouble/"+url.PathEscape(node), nil), what, nil)
 }
 
 // AddressesTaken tells another node that this one has the addresses that go with a mirror.

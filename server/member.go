@@ -39,6 +39,7 @@ type member struct {
 	nexuses func() []iscsi.SessionInfo      // sessions of this node; set with leave
 	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
 	books   guestbooks
+	trouble troubles                            // of other nodes' copies
 	keeper  *keeper.Client                      // nil: there is none
 	holder  holder                              // of addresses that go with mirrors: the keeper, or this process
 	fences  atomic.Pointer[map[string][]string] // commands that take the power from nodes, by name

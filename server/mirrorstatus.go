@@ -49,6 +49,9 @@ func (s *Server) clusterStatus() *mgmt.Cluster {
 		}
 		c.Mirrors = append(c.Mirrors, m)
 	}
+	for i := range c.Mirrors {
+		s.member.trouble.addTo(&c.Mirrors[i])
+	}
 	slices.SortFunc(c.Mirrors, func(a, b mgmt.Mirror) int { return cmp.Compare(a.Name, b.Name) })
 	return c
 }
@@ -153,7 +156,7 @@ func (s *mirrored) doubtText(d *mirror.Doubt) string {
 	case d == nil:
 		return ""
 	case d.Was == d.Found:
-		return fmt.Sprintf("the disk has lost what it had durable, as one that was set back to a snapshot, so other nodes bring all of it level, and until then it is no source. If none of their copies is in sync bring one back that is; if all are lost, target ha force %s goes on with what is here", s.name)
+		return fmt.Sprintf("the disk has lost what it had durable, as one that was set back to a snapshot, so other nodes bring all of it level, and until then it is no source. If none of their copies is in sync bring one back that is; if all are lost, target ha force %s on its node goes on with what is there", s.name)
 	}
-	return fmt.Sprintf("the disk is %s, and was %s, so other nodes bring all of it level, and until then it is no source. If none of their copies is in sync end this node, and start it with the disk that it had; if that is lost, target ha force %s goes on with what is here", d.Found, d.Was, s.name)
+	return fmt.Sprintf("the disk is %s, and was %s, so other nodes bring all of it level, and until then it is no source. If none of their copies is in sync end its node, and start it with the disk that it had; if that is lost, target ha force %s on its node goes on with what is there", d.Found, d.Was, s.name)
 }

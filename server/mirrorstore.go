@@ -228,6 +228,7 @@ func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
 	s.telling.Unlock()
 	s.tell()
 	s.front.begin()
+	s.wg.Go(s.tellTrouble)
 	s.wg.Go(func() {
 		past := successions{self: s.self}
 		past.lost(told)

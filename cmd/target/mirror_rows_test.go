@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -315,8 +316,19 @@ func TestMirrorDiskFails(t *testing.T) {
 			m := &c.Mirrors[0]
 			return m.Role == mgmt.RolePrimary && strings.Contains(copiesText(m), serves+" in sync") && !strings.Contains(copiesText(m), victim+" in sync")
 		})
+		says := func(at, what string, holds func(reason string) bool) {
+			s.untilCluster(at, what, func(c *mgmt.Cluster) bool {
+				return slices.ContainsFunc(c.Mirrors[0].Copies, func(m mgmt.Copy) bool { return m.Node == victim && holds(m.Reason) })
+			})
+		}
+		for _, at := range []string{serves, "w"} {
+			says(at, "what is wrong with the disk", func(reason string) bool { return strings.Contains(reason, "does not take what is written") })
+		}
 		l.more(50)
 		s.allow(victim, unix.RLIMIT_FSIZE, 1<<64-1)
+		for _, at := range []string{serves, "w"} {
+			says(at, "nothing is wrong", func(reason string) bool { return reason == "" })
+		}
 	}
 	fails(other(s.level("w")))
 	primary := s.level("w")
