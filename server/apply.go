@@ -54,7 +54,12 @@ func (s *Server) ApplyFor(ctx context.Context, next *config.Config) (mgmt.Reload
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}
-	return c.commit()
+	kept := s.member.sockets()
+	changed, err := c.commit()
+	if list := s.member.sockets(); !slices.Equal(list, kept) {
+		_ = s.member.keeper.Keep(list) // at once, for the next reload may listen there; if it is not done, Run does it
+	}
+	return changed, err
 }
 
 // inForce returns the configuration that is served: the last one that was applied, except for the

@@ -41,14 +41,7 @@ func keptBy(t *testing.T, portals *atomic.Pointer[[]keeper.Portal]) (path string
 
 // TestSocketOfAbandonedPortal: nobody listens at an address that was to go with a mirror by a reload that has failed.
 func TestSocketOfAbandonedPortal(t *testing.T) {
-	l, err := listenAnywhere("tcp4", "192.0.2.10:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := netip.MustParseAddrPort(l.Addr().String())
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := freeAddress(t)
 	var portals atomic.Pointer[[]keeper.Portal] // of the file
 	portals.Store(new([]keeper.Portal))
 	text, on := mirrorOn(t)
@@ -68,11 +61,46 @@ func TestSocketOfAbandonedPortal(t *testing.T) {
 	if err := busy.Close(); err != nil {
 		t.Error(err)
 	}
-	if l, err = listenAnywhere("tcp4", address.String()); err != nil {
+	if l, err := listenAnywhere("tcp4", address.String()); err != nil {
 		t.Error(err)
 	} else if err := l.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestSocketOfPortalThatLeft: when a reload has ended nobody listens where an address went with a mirror before, so that the next one may.
+func TestSocketOfPortalThatLeft(t *testing.T) {
+	address := freeAddress(t)
+	p := keeper.Portal{Address: front.Address{IP: address.Addr(), Interface: "lo"}, Port: address.Port()}
+	var portals atomic.Pointer[[]keeper.Portal] // of the file
+	portals.Store(&[]keeper.Portal{p})
+	without, on := mirrorOn(t)
+	without = strings.Replace(without, "state: consensus", "state: consensus, keeper: {socket: "+keptBy(t, &portals)+"}", 1)
+	with := strings.Replace(without, "portals: [", fmt.Sprintf("portals: [{mirror: d, listen: %q, group: 10, interface: lo}, ", address), 1)
+	s := newServer(t, on(with))
+	defer shutdown(t, s)
+	portals.Store(new([]keeper.Portal))
+	if _, err := s.Apply(on(without)); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := listenAnywhere("tcp4", address.String()); err != nil {
+		t.Error(err)
+	} else if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// freeAddress is one that moves, at which nobody listens.
+func freeAddress(t *testing.T) netip.AddrPort {
+	t.Helper()
+	l, err := listenAnywhere("tcp4", "192.0.2.10:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return netip.MustParseAddrPort(l.Addr().String())
 }
 
 // TestSocketOfFormerPortal: a daemon begins to listen where its keeper has a socket of a former configuration.

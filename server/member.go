@@ -218,8 +218,11 @@ func (m *member) configure(c *config.Cluster) {
 	}
 }
 
-// sockets lists those of portals whose addresses move.
+// sockets lists those of portals whose addresses move, if there is a keeper.
 func (m *member) sockets() (list []keeper.Portal) {
+	if m == nil || m.keeper == nil {
+		return nil
+	}
 	for _, p := range *m.moving.Load() {
 		list = append(list, socketOf(&p))
 	}
