@@ -262,7 +262,11 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 		default:
 			return fmt.Errorf("a frame of type %d came", kind)
 		}
-		if !n.do(func() {
+		take := n.post
+		if len(b) > partSize { // no more than one that is long waits for the owner
+			take = n.do
+		}
+		if !take(func() {
 			in.heard = time.Now()
 			switch {
 			case n.incoming[number] != in:

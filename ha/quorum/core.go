@@ -341,7 +341,7 @@ func (c *Core) Work(out *Output) error {
 			rd := c.raw.Ready()
 			c.ready = &rd
 		}
-		if _, err := c.wait(func() error { return c.log.Save(c.ready) }); err != nil {
+		if _, err := c.wait(mustSave(c.ready), func() error { return c.log.Save(c.ready) }); err != nil {
 			return fmt.Errorf("the consensus log cannot be written, so this node takes part in nothing until it can: %w", err)
 		}
 		rd := c.ready
@@ -368,15 +368,16 @@ func (c *Core) Work(out *Output) error {
 
 // renew has a new file take the place of the log's, which has grown.
 func (c *Core) renew() error {
-	ended, err := c.wait(func() error { return c.log.Compact(c.applied, c.conf, c.state.encode()) })
+	ended, err := c.wait(true, func() error { return c.log.Compact(c.applied, c.conf, c.state.encode()) })
 	if c.renews = !ended; c.renews || err != nil && c.log.broken {
 		return fmt.Errorf("the consensus log cannot be replaced, so this node takes part in nothing until it can: %w", err)
 	}
 	return nil
 }
 
-func (c *Core) wait(f func() error) (ended bool, err error) {
-	if c.onDisk == nil {
+// wait calls f. writes: f waits for the disk.
+func (c *Core) wait(writes bool, f func() error) (ended bool, err error) {
+	if c.onDisk == nil || !writes {
 		return true, f()
 	}
 	return c.onDisk(f)

@@ -399,8 +399,8 @@ func (l *Log) Save(rd *raft.Ready) error {
 	if err := l.remember(rd); err != nil {
 		return err
 	}
-	if !rd.MustSync && raft.IsEmptySnap(rd.Snapshot) {
-		return nil // raft can do without what it knows to be committed; the next batch has it
+	if !mustSave(rd) {
+		return nil
 	}
 	if l.broken || l.file == nil {
 		return l.replace()
@@ -418,6 +418,9 @@ func (l *Log) Save(rd *raft.Ready) error {
 	items = appendProto(items, itemHardState, hard)
 	return l.append(l.appendSeen(items, false))
 }
+
+// mustSave says whether Save writes. Raft can do without what it knows to be committed: the next batch has it.
+func mustSave(rd *raft.Ready) bool { return rd.MustSync || !raft.IsEmptySnap(rd.Snapshot) }
 
 func (l *Log) append(items []byte) (err error) {
 	defer func() {

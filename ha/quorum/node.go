@@ -228,12 +228,20 @@ func (n *Node) doFor(ctx context.Context, f func()) error {
 	return nil
 }
 
-// do lets the owner do f, and waits for it. false: the node is closed, and f is not called.
+// post lets the owner do f, behind what was posted before. false: the node is closed, and f is not called.
+func (n *Node) post(f func()) bool {
+	select {
+	case n.calls <- f:
+		return true
+	case <-n.ended:
+		return false
+	}
+}
+
+// do is post, and waits for f. false: the node is closed, and f is not called.
 func (n *Node) do(f func()) bool {
 	done := make(chan struct{})
-	select {
-	case n.calls <- func() { f(); close(done) }:
-	case <-n.ended:
+	if !n.post(func() { f(); close(done) }) {
 		return false
 	}
 	select {

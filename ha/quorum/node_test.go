@@ -526,6 +526,39 @@ func TestDiskHangs(t *testing.T) {
 	})
 }
 
+// TestBeatsNeedNoDisk: heartbeats, which change nothing, are not handed to the goroutine that waits for the disk.
+func TestBeatsNeedNoDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		l.put("a", "x", 0, "one")
+		l.get("b", "x", "one")
+		time.Sleep(10 * time.Second) // all are known to each other
+		b, handed := l.nodes["b"], 0
+		b.do(func() {
+			hand := b.core.onDisk
+			b.core.onDisk = func(f func() error) (bool, error) {
+				handed++
+				return hand(f)
+			}
+		})
+		time.Sleep(10 * time.Second) // each second has 16 heartbeats
+		b.do(func() {
+			if handed > 0 {
+				t.Errorf("the disk was needed %d times, and there was nothing to save", handed)
+			}
+		})
+		l.put("a", "x", 1, "two")
+		l.get("b", "x", "two")
+		b.do(func() {
+			if handed == 0 {
+				t.Error("a change was saved without the goroutine that waits for the disk")
+			}
+		})
+	})
+}
+
 // TestChangeWaitsForTheDisk: what was asked for while the disk hung, by who waits no more, does not happen afterwards.
 func TestChangeWaitsForTheDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

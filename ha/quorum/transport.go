@@ -221,7 +221,7 @@ func (p *peer) connect() (linked bool, err error) {
 		return false, err
 	}
 	hasLittle(raw)
-	conn := tls.Client(raw, p.n.tls.config)
+	conn := tls.Client(newGathered(raw), p.n.tls.config)
 	defer func() { _ = raw.Close() }() // TLS would want to say so, and wait until somebody reads that
 	stop := context.AfterFunc(p.ctx, func() { _ = raw.Close() })
 	defer stop()
