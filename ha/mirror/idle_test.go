@@ -87,7 +87,7 @@ func TestAppliedWakesNobody(t *testing.T) {
 	})
 }
 
-// TestWritesWakeNoWatcher: who waits for another role is not woken by what hosts write, and hears of the role at once.
+// TestWritesWakeNoWatcher: who waits for another role is woken neither by beats nor by what hosts write, and hears of the role at once.
 func TestWritesWakeNoWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 2)
@@ -102,7 +102,14 @@ func TestWritesWakeNoWatcher(t *testing.T) {
 			})
 			heard <- time.Now()
 		}()
+		time.Sleep(time.Second)
 		synctest.Wait()
+		looks.Store(0)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := looks.Load(); n > 0 {
+			t.Errorf("in a second without a host somebody was woken %d times, who waits for another role", n)
+		}
 		looks.Store(0)
 		began := time.Now()
 		const writes = 100

@@ -193,8 +193,10 @@ func (m *Mirror) publish() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.stale = m.stale || m.state != s
-	tells := m.ticked || !m.isSame(&m.state, &s)
+	same := m.isSame(&m.state, &s)
+	m.state.Confirmed = s.Confirmed // which goes on with every beat
+	m.stale = m.stale || !same || m.state != s
+	tells := m.ticked || !same
 	if m.ticker != nil {
 		m.setClock()
 	}
@@ -211,7 +213,7 @@ func (m *Mirror) publish() {
 // isSame says whether a node is the same to others in two states, the first of which was before the second: they differ in how far its
 // log has come, and a primary is confirmed all the time.
 func (m *Mirror) isSame(a, b *replica.State) bool {
-	return a.Role == b.Role && a.View == b.View && a.Confirmed <= b.Confirmed && b.Confirmed-max(0, a.Confirmed) <= m.cfg.Lease
+	return a.Role == b.Role && a.View == b.View && (a.Confirmed > 0) == (b.Confirmed > 0) && a.Confirmed <= b.Confirmed && b.Confirmed-a.Confirmed <= m.cfg.Lease
 }
 
 // State is the newest of this node.
