@@ -294,15 +294,34 @@ func renew(set time.Time, within time.Duration, f func(time.Time) error) time.Ti
 	return now
 }
 
-// patient reads from a connection that ends when it has brought nothing for too long. A frame may take longer than that.
+// patient reads from a connection that ends when it has brought nothing for too long. A frame may take longer than that, if its bytes come: if its
+// length was damaged, what a node sends that has nothing to say would keep the connection, and be taken for the rest of the frame.
 type patient struct {
-	c   *conn
-	set time.Time // the deadline
+	c      *conn
+	set    time.Time // the deadline
+	within bool      // a frame
+	got    int       // bytes since the deadline was set
 }
 
+// least is how many bytes of a frame have to come while a connection may be silent. It is more than all idle frames of that time.
+const least = 1 << 10
+
+// enters says that the rest of a frame is to come.
+func (p *patient) enters() { p.within, p.got = true, least }
+
+// leaves says that all of it is there.
+func (p *patient) leaves() { p.within = false }
+
 func (p *patient) Read(b []byte) (int, error) {
-	p.set = renew(p.set, p.c.m.silence(), p.c.c.SetReadDeadline)
-	return p.c.c.Read(b)
+	if !p.within || p.got >= least {
+		was := p.set
+		if p.set = renew(was, p.c.m.silence(), p.c.c.SetReadDeadline); p.set != was {
+			p.got = 0
+		}
+	}
+	n, err := p.c.c.Read(b)
+	p.got += n
+	return n, err
 }
 
 // kept returns a buffer that is empty, and used again if it is not a long one.
@@ -316,7 +335,8 @@ func kept(b []byte) []byte {
 // read gives the mirror what comes, until the connection ends.
 func (c *conn) read() error {
 	defer c.close()
-	r, headMax, dataMax := bufio.NewReaderSize(&patient{c: c}, readsAtOnce), c.m.maxHead(), c.m.cfg.Heap
+	p := &patient{c: c}
+	r, headMax, dataMax := bufio.NewReaderSize(p, readsAtOnce), c.m.maxHead(), c.m.cfg.Heap
 	if c.link != nil {
 		r, dataMax = bufio.NewReaderSize(c.link, readsAtOnce), 0
 	}
@@ -330,7 +350,9 @@ func (c *conn) read() error {
 			err = c.room(f, head+data)
 		}
 		if err == nil {
+			p.enters()
 			err = f.readRest(r, head, data)
+			p.leaves()
 		}
 		if err == nil && f.kind == frameGreeting {
 			err = errors.New("a second greeting came")
