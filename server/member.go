@@ -165,11 +165,9 @@ const dataPatience = 5 * time.Second
 // it, it was replaced or removed, or there is another life of it. It hears of no view any more, so a primary that has the only copy in sync, and
 // asks nobody whether it still is one, would serve on while another node does.
 func (m *member) retire(ctx context.Context) {
-	_, err := m.node.Await(ctx, func(s *quorum.Status) bool {
-		_, ok := errors.AsType[*quorum.OutdatedError](s.Trouble)
-		return ok
-	})
-	if err != nil {
+	select {
+	case <-m.node.Outdated():
+	case <-ctx.Done():
 		return
 	}
 	m.mu.Lock()

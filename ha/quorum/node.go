@@ -61,6 +61,7 @@ type Node struct {
 	clock    uint64    // of beats, at ...
 	began    time.Time // ... this time
 	trouble  error     // why it takes no part
+	outdated chan struct{}
 }
 
 // random draws nonces and salts.
@@ -116,7 +117,7 @@ func Open(o Options) (*Node, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	n := &Node{
-		opts: o, calls: make(chan func(), 64), looks: make(chan func()), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
+		opts: o, calls: make(chan func(), 64), looks: make(chan func()), ended: make(chan struct{}), outdated: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
 		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{}, streams: map[*Stream]bool{},
 		clock: random() >> 1, began: time.Now(), // so that nobody takes a beat of another life for one of this
 	}
@@ -139,6 +140,9 @@ func (n *Node) Close() error {
 	n.wg.Wait()
 	return errors.Join(err, n.core.log.Close())
 }
+
+// Outdated is closed when the others have refused this node for good: the Trouble of Status is an *OutdatedError then.
+func (n *Node) Outdated() <-chan struct{} { return n.outdated }
 
 // run owns the core: what has arrived, the clock, then what follows.
 func (n *Node) run() {
@@ -263,6 +267,9 @@ func (n *Node) work() {
 	err := n.core.Work(&n.out)
 	if refused := n.core.Refused(); refused != nil {
 		err = refused
+		if n.trouble == nil || n.trouble.Error() != err.Error() { // once: it is for good
+			close(n.outdated)
+		}
 	}
 	if (err == nil) != (n.trouble == nil) || err != nil && err.Error() != n.trouble.Error() {
 		if err != nil {
