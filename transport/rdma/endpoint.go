@@ -52,7 +52,7 @@ const (
 	FreeFinish                   // O3
 )
 
-// Rights are what a queue pair may do at an endpoint.
+// Rights are what a queue pair may do at an endpoint. A Read, Write or Discard of no octets needs none.
 type Rights uint8
 
 // The rights, with the letters that partition tables use.

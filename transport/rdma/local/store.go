@@ -181,6 +181,9 @@ func (w *work) rights() (r rdma.Rights) {
 	case rdma.OpDiscard:
 		r = rdma.RightDiscard
 	}
+	if w.opcode != rdma.OpFlush && w.n == 0 { // nothing is reached
+		r = 0
+	}
 	if w.flags&(rdma.Barrier|rdma.Durable) != 0 {
 		r |= rdma.RightFlush
 	}

@@ -57,6 +57,7 @@ var endpointCases = []struct {
 	{"Described", testDescribed},
 	{"Refused", testEndpointRefused},
 	{"WrongSTag", testWrongSTag},
+	{"NoOctets", testNoOctets},
 	{"O1CompletionOrder", testO1},
 	{"O2FreeStart", testO2},
 	{"O3CompletionSet", testO3},
@@ -189,6 +190,19 @@ func testWrongSTag(t *testing.T, p Endpoint) {
 	other.post(other.work(rdma.OpRead, 1, rdma.Signaled, 0, endpointSize, 0))
 	other.sends.want(rdma.OpRead, 1)
 	same(t, "the store", other.bytes(0, endpointSize), make([]byte, endpointSize))
+}
+
+// What reaches no octets needs no right; what it promises does.
+func testNoOctets(t *testing.T, p Endpoint) {
+	for _, op := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite, rdma.OpDiscard} {
+		e := attach(t, p, 0, 4, rdma.RightAtomics)
+		e.post(e.work(op, 1, rdma.Signaled|rdma.Fence, 0, 0, 0), e.work(op, 2, rdma.Signaled|rdma.Barrier, 0, 0, 0))
+		e.sends.want(op, 1)
+		if c := e.sends.next(); c.Status != rdma.StatusRemoteAccess {
+			t.Errorf("%+v", c)
+		}
+		e.bad()
+	}
 }
 
 // O1: completions come in the order of posting, whatever the store does first.
