@@ -29,6 +29,10 @@ type command struct {
 	nextMemory *command // in conn.wanting
 	ready      bool     // may be posted to the endpoint
 
+	settled bool // it is not executed: status and value are its answer
+	status  wire.Status
+	value   uint64
+
 	ticks uint8         // seconds since it came, at most backend.OverdueTicks
 	guard backend.Guard // from then on, until it is posted; nil: it changes nothing, or is in time
 
@@ -111,11 +115,16 @@ func (c *conn) request(b []byte, slot int, m *rdma.Completion) bool {
 		x.answer(st, 0)
 		return false
 	}
-	if h.again(x) {
+	h.again(x)
+	if x.settled && !x.fenced() {
+		x.answer(x.status, x.value)
 		return false
 	}
 	h.enlist(x)
 	switch {
+	case x.settled: // the endpoint sees its fence
+		x.ready = true
+		return false
 	case transfers:
 		x.want(int(r.Length))
 	case r.Op == wire.Swap || r.Op == wire.Add:
@@ -139,6 +148,14 @@ func (c *conn) inUse(tag uint32) bool {
 	}
 	return false
 }
+
+// settle gives x its answer without being executed.
+func (x *command) settle(st wire.Status, value uint64) {
+	x.settled, x.status, x.value = true, st, value
+}
+
+// fenced reports whether x starts when all before it are complete, and not if one of them has failed.
+func (x *command) fenced() bool { return x.r.Flags&(wire.Fence|wire.Barrier) != 0 }
 
 // changes reports whether the request changes octets.
 func (x *command) changes() bool {
@@ -312,9 +329,13 @@ var opcodes = [...]rdma.Opcode{
 	wire.Add: rdma.OpFetchAdd, wire.Discard: rdma.OpDiscard,
 }
 
-// work is the command as a work of the endpoint.
+// work is the command as a work of the endpoint. Of one that is settled only the fence is left: the answer comes when all before it is
+// complete (O5), and what fails before it is not held against the next fence (O6).
 func (x *command) work() rdma.Work {
 	r, h := &x.r, x.h
+	if x.settled {
+		return rdma.Work{ID: x.number, Op: rdma.OpRead, Flags: rdma.Signaled | rdma.Fence, RemoteSTag: h.info.STag, RemoteOffset: h.info.Base}
+	}
 	w := rdma.Work{
 		ID: x.number, Op: opcodes[r.Op], Flags: rdma.Signaled, RemoteSTag: h.info.STag, RemoteOffset: h.info.Base + r.Offset,
 		Compare: r.Compare, Operand: r.New,
@@ -358,15 +379,18 @@ func (c *conn) ended(w *rdma.Completion) {
 		return
 	}
 	value := w.Seq
-	if x.r.Op == wire.Swap || x.r.Op == wire.Add {
+	if (x.r.Op == wire.Swap || x.r.Op == wire.Add) && !x.settled {
 		value = binary.NativeEndian.Uint64(x.lease.Bytes())
 	}
 	x.answer(wire.OK, value)
 }
 
-// answer sends the response; that of a READ behind its data.
+// answer sends the response; that of a READ behind its data. If x is settled, that is its answer, however its fence has ended.
 func (x *command) answer(st wire.Status, value uint64) {
 	c, h := x.c, x.h
+	if x.settled {
+		st, value = x.status, x.value
+	}
 	r := wire.Response{Op: x.r.Op, Status: st, Tag: x.r.Tag, Credits: uint32(c.s.cfg.Credits), Value: value}
 	if h != nil {
 		h.results.note(&x.r, st, value)
@@ -472,7 +496,7 @@ func (x *command) end() {
 		x.guard = nil
 	}
 	x.ticks = 0
-	x.h, x.ready, x.failed, x.closes, x.stag = nil, false, false, false, 0
+	x.h, x.ready, x.settled, x.failed, x.closes, x.stag = nil, false, false, false, false, 0
 	x.sgl[0], x.out[0] = rdma.SGE{}, rdma.SGE{}
 	x.c.free = append(x.c.free, x)
 }

@@ -100,7 +100,7 @@ func (h *handle) advance() {
 	}
 	for x := h.first; x != nil; {
 		next := x.next
-		fence := x.r.Flags&(wire.Fence|wire.Barrier) != 0 || x.r.Op == wire.Flush && h.order&rdma.FreeStart == 0 // O8
+		fence := x.fenced() || x.r.Op == wire.Flush && h.order&rdma.FreeStart == 0 // O8
 		free := h.order&rdma.FreeStart != 0 || x.r.Flags&wire.Relaxed != 0
 		if x.ready && (x.prev == nil || free && !fence) {
 			h.delist(x)

@@ -1,6 +1,7 @@
 package service_test
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -217,5 +218,167 @@ func TestOverdue(t *testing.T) {
 		if r := c.do(wire.Request{Op: wire.Read, Tag: 5, Length: 512}); r.Status != want {
 			t.Errorf("overtaken %v: the next request ends with %v", overtaken, r.Status)
 		}
+	}
+}
+
+// A fence that is answered without being executed, because that was done on an earlier connection, or because of a failure there, is one all
+// the same: it waits for what is before it (O5), and of what fails before it the next fence knows nothing (O6).
+func TestAgainBehindOthers(t *testing.T) {
+	write := func(tag, at int, f wire.Flags) wire.Request {
+		return wire.Request{Op: wire.Write, Flags: wire.Inline | f, Tag: uint32(tag), Length: 512, Offset: uint64(at)}
+	}
+	add := wire.Request{Op: wire.Add, Flags: wire.Fence, Tag: 2, Length: 8, Offset: 4096, New: 5}
+	const bad, slow = 8192, 1 << 20 // offsets
+	for what, x := range map[string]struct {
+		rights rdma.Rights
+		before []wire.Request // on the first connection, one after the other
+		then   []wire.Request // on the second one
+		want   []wire.Status  // of these; the last but one is the fence
+	}{
+		"done": {
+			before: []wire.Request{write(2, 4096, wire.Fence)},
+			then: []wire.Request{
+				{Op: wire.Read, Tag: 1, Length: 512, Offset: slow},
+				{Op: wire.Read, Tag: 3, Length: 512, Offset: bad},
+				write(2, 4096, wire.Fence|wire.Again), write(4, 4096, wire.Fence),
+			},
+			want: []wire.Status{wire.OK, wire.Medium, wire.OK, wire.OK},
+		},
+		"an atomic operation, done": {
+			before: []wire.Request{add},
+			then: []wire.Request{
+				{Op: wire.Read, Tag: 1, Length: 512, Offset: slow},
+				{Op: wire.Read, Tag: 3, Length: 512, Offset: bad},
+				{Op: wire.Add, Flags: wire.Fence | wire.Again, Tag: 2, Length: 8, Offset: 4096, New: 5},
+				write(4, 4096, wire.Fence),
+			},
+			want: []wire.Status{wire.OK, wire.Medium, wire.OK, wire.OK},
+		},
+		"not executed": {
+			before: []wire.Request{write(1, bad, 0)},
+			then: []wire.Request{
+				write(1, bad, wire.Again), write(2, bad, wire.Again), write(3, slow, wire.Again),
+				write(4, 4096, wire.Barrier|wire.Again), write(5, 4096, wire.Fence|wire.Again),
+			},
+			want: []wire.Status{wire.Medium, wire.Medium, wire.OK, wire.Fenced, wire.OK},
+		},
+		"with the right to add alone": {
+			rights: rdma.RightAtomics,
+			before: []wire.Request{{Op: wire.Add, Tag: 1, Length: 8, Offset: bad}},
+			then: []wire.Request{
+				{Op: wire.Add, Flags: wire.Again, Tag: 1, Length: 8, Offset: bad},
+				{Op: wire.Add, Tag: 3, Length: 8, Offset: slow},
+				{Op: wire.Add, Flags: wire.Fence, Tag: 4, Length: 8},
+				{Op: wire.Add, Flags: wire.Fence, Tag: 5, Length: 8},
+			},
+			want: []wire.Status{wire.Medium, wire.OK, wire.Fenced, wire.OK},
+		},
+		"with the right to write alone": {
+			rights: rdma.RightWrite,
+			before: []wire.Request{write(1, bad, 0)},
+			then: []wire.Request{
+				write(1, bad, wire.Again), write(3, slow, wire.Again), write(4, 4096, wire.Fence|wire.Again), write(5, 4096, wire.Fence|wire.Again),
+			},
+			want: []wire.Status{wire.Medium, wire.OK, wire.Fenced, wire.OK},
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t, false, plenty, service.Config{})
+			b.store.Fail(func(op *backend.Op) error {
+				if op.Off == bad {
+					return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errors.New("broken on purpose")}
+				}
+				return nil
+			})
+			c := b.use(x.rights)
+			for _, r := range x.before {
+				c.do(r)
+			}
+			session := c.info.Session
+			c.close()
+			c = b.connect(ins)
+			c.hello("")
+			c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Rights: uint32(x.rights), Session: session}, nil)
+			if m := c.attached(); !m.Known {
+				t.Fatalf("%+v", m)
+			}
+			await, release := b.store.Hold(func(op *backend.Op) bool { return op.Off == slow })
+			for _, r := range x.then {
+				c.request(r)
+			}
+			await(1)
+			c.request(wire.Request{Op: wire.List, Tag: 100}) // so all are there
+			got := make(map[uint32]wire.Status)
+			for r := c.response(); r.Op != wire.List; r = c.response() {
+				got[r.Tag] = r.Status
+			}
+			if _, early := got[x.then[len(x.then)-2].Tag]; early {
+				t.Error("the fence is answered before what is before it")
+			}
+			release()
+			for len(got) < len(x.then) {
+				r := c.response()
+				got[r.Tag] = r.Status
+			}
+			for i, r := range x.then {
+				if got[r.Tag] != x.want[i] {
+					t.Errorf("request %d ends with %v, want %v", r.Tag, got[r.Tag], x.want[i])
+				}
+			}
+		})
+	}
+}
+
+// What a fence has kept from being executed is not executed on another connection either: what came behind it was executed there, and was told
+// to be the last.
+func TestFencedForGood(t *testing.T) {
+	b := newBench(t, false, plenty, service.Config{})
+	fails := func(op *backend.Op) error {
+		if op.Kind == backend.Read && op.Off == 8192 {
+			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errors.New("broken on purpose")}
+		}
+		return nil
+	}
+	b.store.Fail(fails)
+	c := b.use(0)
+	requests := []wire.Request{{Op: wire.Read, Tag: 1, Length: 512, Offset: 8192}}
+	for tag := range uint32(3) {
+		requests = append(requests, wire.Request{Op: wire.Write, Flags: wire.Inline | wire.Fence, Tag: 2 + tag, Length: 512})
+	}
+	wants := func(of ...wire.Status) {
+		t.Helper()
+		for i, want := range of {
+			c.data()[0] = byte(1 + i)
+			if r := c.do(requests[i]); r.Status != want {
+				t.Errorf("request %d ends with %v, want %v", r.Tag, r.Status, want)
+			}
+		}
+	}
+	wants(wire.Medium, wire.Fenced, wire.OK)
+	b.store.Fail(nil)
+	session := c.info.Session
+	c.close()
+	c = b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
+	if m := c.attached(); !m.Known {
+		t.Fatalf("%+v", m)
+	}
+	requests[1].Flags |= wire.Again
+	requests[2].Flags |= wire.Again
+	wants(wire.OK, wire.Fenced, wire.OK)
+	if r := c.do(wire.Request{Op: wire.Read, Tag: 9, Length: 512}); r.Status != wire.OK || c.data()[0] != 3 {
+		t.Errorf("%v: what is there is of request %d, want 3", r.Status, c.data()[0])
+	}
+	// A request of no octets asks for a result. That of one which was not done has no number.
+	for tag, done := range map[uint32]bool{3: true, 64: false} {
+		r := c.do(wire.Request{Op: wire.Write, Flags: wire.Fence | wire.Again, Tag: tag})
+		if r.Status != wire.OK || (r.Value != 0) != done {
+			t.Errorf("asked for the result of request %d, the service says %+v", tag, r)
+		}
+	}
+	wants(wire.OK, wire.Fenced)
+	if r := c.do(requests[3]); r.Status != wire.OK { // it is no failure, and its fence counts as seen
+		t.Errorf("the next fence ends with %v", r.Status)
 	}
 }

@@ -23,7 +23,8 @@ type result struct {
 	value  uint64
 }
 
-// note keeps the result of r, if that is one that counts: r was executed, and may not be executed again.
+// note keeps the result of r, if that is one that counts: r was executed, and may not be executed again; or its fence has kept it from that, and
+// what comes behind it may have been executed since.
 func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 	switch r.Op {
 	case wire.Write, wire.Discard, wire.Swap, wire.Add:
@@ -31,7 +32,7 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 		return
 	}
 	switch st {
-	case wire.OK, wire.Medium, wire.NoSpace, wire.Lost:
+	case wire.OK, wire.Medium, wire.NoSpace, wire.Lost, wire.Fenced:
 	default:
 		return
 	}
@@ -64,24 +65,21 @@ func (s *results) find(r *wire.Request) int {
 	return slices.IndexFunc(s.list, func(x result) bool { return x.tag == r.Tag && x.op == r.Op })
 }
 
-// again reports whether x has its answer without being executed: because it was done on an earlier connection of the
-// session, or because it has a fence, and what has failed before it was done there.
-func (h *handle) again(x *command) bool {
-	fence := x.r.Flags&(wire.Fence|wire.Barrier) != 0
+// again settles x if it is not to be executed: because it was done on an earlier connection of the session, or because it has a fence, and
+// what has failed before it was done there.
+func (h *handle) again(x *command) {
 	if x.r.Flags&wire.Again != 0 && h.known {
 		if i := h.results.find(&x.r); i >= 0 {
 			r := h.results.list[i]
-			h.failed = r.status != wire.OK || h.failed && !fence
-			x.answer(r.status, r.value)
-			return true
+			h.failed = r.status != wire.OK && r.status != wire.Fenced || h.failed && !x.fenced()
+			x.settle(r.status, r.value)
+			return
 		}
 	}
-	if fence && h.failed {
+	if x.fenced() && h.failed {
 		h.failed = false
-		x.answer(wire.Fenced, 0)
-		return true
+		x.settle(wire.Fenced, 0)
 	}
-	return false
 }
 
 // past is a session without a connection.
