@@ -159,7 +159,16 @@ func (q *queuePair) repeat(known bool) {
 			unknown[w.chain], *q.isBroken(w.chain) = true, true
 			q.doom(p, rdma.StatusTransport, errUnknown)
 		case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
-			q.doom(p, rdma.StatusFenced, nil)
+			switch {
+			case p.forgotten || p.again && (!known || w.isAtomic()):
+				unknown[w.chain], *q.isBroken(w.chain) = true, true
+				q.doom(p, rdma.StatusTransport, errUnknown)
+			default:
+				q.doom(p, rdma.StatusFenced, nil)
+			}
+		case p.gate && p.again && !known: // doomed on a connection before this one
+			unknown[w.chain], *q.isBroken(w.chain) = true, true
+			q.doom(p, rdma.StatusTransport, errUnknown)
 		case p.gate:
 			q.resend(p)
 		case known && w.changes():
@@ -170,10 +179,14 @@ func (q *queuePair) repeat(known bool) {
 			w.status, w.err = rdma.StatusTransport, errUnknown
 			q.answered(p)
 		case w.opcode == rdma.OpRead && w.overtaken():
-			w.harmless = true
+			if w.harmless = true; w.fence && !seen {
+				q.doom(p, rdma.StatusTransport, errOvertaken)
+				continue
+			}
 			w.status, w.err = rdma.StatusTransport, errOvertaken
 			q.answered(p)
 		default:
+			p.forgotten = p.forgotten || p.posted && w.changes()
 			q.resend(p)
 		}
 	}
@@ -184,12 +197,16 @@ var (
 	errOvertaken = errors.New("remote: the connection was lost, and what was to be read may have been overwritten since")
 )
 
-// doom has the service see the fence of a work, but not the work.
+// doom has the service see the fence of a work, but not the work. If that may have been done on a connection before the last one, the service
+// is asked for its result: a Read before it that went well there may have failed on the last one.
 func (q *queuePair) doom(p *piece, s rdma.Status, err error) {
-	w := p.w
-	w.status, w.err, w.gate, w.sent = s, err, gateDoomed, w.n
+	w, op := p.w, q.gateOp()
 	p.gate = true
-	q.request(p, q.gateOp(), 0, 0)
+	if p.again = p.again && s == rdma.StatusFenced; p.again {
+		op, s, err = opOf(w.opcode), rdma.StatusTransport, errUnknown // should there be no answer
+	}
+	w.status, w.err, w.gate, w.sent = s, err, gateDoomed, w.n
+	q.request(p, op, 0, 0)
 }
 
 // changes reports whether a work changes octets.

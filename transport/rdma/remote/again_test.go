@@ -449,6 +449,150 @@ func TestFenceOverCut(t *testing.T) {
 	})
 }
 
+// hang is where a service hangs until its connection is cut.
+type hang struct{ hangs, goOn chan struct{} }
+
+func newHang() *hang { return &hang{make(chan struct{}), make(chan struct{})} }
+
+func (h *hang) hang() {
+	h.hangs <- struct{}{}
+	<-h.goOn
+}
+
+func (h *hang) cut(u *user) {
+	<-h.hangs
+	remote.Cut(u.qp)
+	h.goOn <- struct{}{}
+}
+
+// A Write with a fence may have been done on a connection that was lost, and a Read before it that went well there fails on the next one. If that
+// is lost, too, the Write does not end as one that was not executed: its end is what the service remembers.
+func TestDoneBehindReadThatFails(t *testing.T) {
+	for what, c := range map[string]struct {
+		forgets int // the connection of which the service knows nothing
+		cut     int // this connection is lost, too
+		gone    int // from this one on there is no partition
+		status  wire.Status
+		value   uint64
+		want    rdma.Status
+	}{
+		"done":                      {value: 7, want: rdma.StatusOK},
+		"failed":                    {status: wire.NoSpace, want: rdma.StatusSpace},
+		"fenced":                    {status: wire.Fenced, want: rdma.StatusFenced},
+		"it has not come":           {want: rdma.StatusFenced},
+		"forgotten":                 {forgets: 3, want: rdma.StatusTransport},
+		"forgotten before the Read": {forgets: 2, want: rdma.StatusTransport},
+		"forgotten when asked":      {forgets: 4, cut: 3, want: rdma.StatusTransport},
+		"asked twice":               {cut: 3, value: 7, want: rdma.StatusOK},
+		"gone when asked":           {gone: 4, cut: 3, want: rdma.StatusTransport},
+	} {
+		t.Run(what, func(t *testing.T) {
+			connections := 0
+			h := newHang()
+			var tag uint32
+			s := lie(t, nil, func(m *wire.AttachedMessage) {
+				connections++
+				m.Session, m.Known = 1, connections > 1 && connections != c.forgets
+				if connections == c.gone {
+					m.Status = wire.NoHandle
+				}
+			}, func(r wire.Request, p *wire.Response) []byte {
+				isRead := r.Op == wire.Read && r.Length > 0
+				switch connections {
+				case 1: // the client hears of neither, and cannot know whether they were done
+					if isRead {
+						h.hang()
+					}
+				case 2:
+					if tag = r.Tag; isRead {
+						p.Status = wire.Medium
+					} else {
+						h.hang()
+					}
+				default:
+					if r.Length > 0 || r.Flags&wire.Fence == 0 {
+						t.Errorf("behind the failure there is %+v", r)
+					}
+					if r.Flags&wire.Again != 0 {
+						if r.Tag != tag || r.Op != wire.Write || connections == c.forgets || c.forgets == 2 {
+							t.Errorf("what is asked for is %+v", r)
+						}
+						if connections == c.cut {
+							h.hang()
+						}
+						p.Status, p.Value = c.status, c.value
+					}
+				}
+				return p.AppendTo(nil)
+			})
+			u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.FreeStart)
+			u.post(u.work(rdma.OpRead, 1, 0, 0, 512, 0), u.work(rdma.OpWrite, 2, rdma.Fence, 0, 512, 512))
+			h.cut(u)
+			u.want(1, rdma.StatusMedium)
+			h.cut(u)
+			if c.cut > 0 {
+				h.cut(u)
+			}
+			if got := u.want(2, c.want); got.Seq != c.value {
+				t.Errorf("its number is %d, want %d", got.Seq, c.value)
+			}
+		})
+	}
+}
+
+// A Write with a fence that may have been done on a connection of which the service knows nothing does not end as one that was not executed,
+// because a Read before it fails now.
+func TestFencedThoughForgotten(t *testing.T) {
+	connections := 0
+	h := newHang()
+	s := lie(t, nil, func(*wire.AttachedMessage) { connections++ }, func(r wire.Request, p *wire.Response) []byte {
+		switch {
+		case connections == 1:
+			if r.Op == wire.Read {
+				h.hang()
+			}
+		case r.Op == wire.Read:
+			p.Status = wire.Medium
+		default:
+			p.Status = wire.Fenced
+		}
+		return p.AppendTo(nil)
+	})
+	u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.FreeStart)
+	u.post(u.work(rdma.OpRead, 1, 0, 0, 512, 0), u.work(rdma.OpWrite, 2, rdma.Fence, 0, 512, 512))
+	h.cut(u)
+	u.want(1, rdma.StatusMedium)
+	u.want(2, rdma.StatusTransport)
+}
+
+// A fence that the client knows to be behind a failure is told to the service as a request of no octets, which needs no right.
+func TestFenceOverCutWithAtomicsAlone(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
+		f.set(func(e *rdma.Endpoint) { e.Rights = rdma.RightAtomics })
+		u := use(t, d, addr, rdma.OrderStrict)
+		add := func(id uint64, f rdma.Flags, to int) rdma.Work {
+			w := u.work(rdma.OpFetchAdd, id, f, 0, 8, to)
+			w.Operand = 1
+			return w
+		}
+		s.Fail(func(op *backend.Op) error {
+			if op.Kind == backend.Write && op.Off == 0 {
+				return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errBroken}
+			}
+			return nil
+		})
+		u.post(add(1, 0, 0))
+		u.want(1, rdma.StatusMedium)
+		s.Fail(nil)
+		remote.Cut(u.qp)
+		u.post(add(2, 0, 512)) // when it is complete there is another connection
+		u.want(2, rdma.StatusOK)
+		u.post(add(3, rdma.Fence, 512), add(4, rdma.Fence, 512))
+		u.want(3, rdma.StatusFenced)
+		u.want(4, rdma.StatusOK)
+	})
+}
+
 // A Read that a fence has kept before a Write does not return what the Write has written.
 func TestReadOvertaken(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
@@ -467,6 +611,40 @@ func TestReadOvertaken(t *testing.T) {
 		u.want(3, rdma.StatusOK) // the Read is no failure of the medium
 		u.want(4, rdma.StatusOK)
 	})
+}
+
+// A Read that is not done again, and has a fence, is one for the service all the same: what fails before it is not held against the fence behind it.
+func TestOvertakenReadWithFence(t *testing.T) {
+	connections, fences := 0, 0
+	h := newHang()
+	s := lie(t, nil, func(m *wire.AttachedMessage) {
+		connections++
+		m.Session, m.Known = 1, connections > 1
+	}, func(r wire.Request, p *wire.Response) []byte {
+		switch {
+		case connections == 1:
+			if r.Flags&wire.Fence == 0 {
+				h.hang()
+			}
+		case r.Flags&wire.Fence == 0:
+			p.Status = wire.Medium
+		case fences == 0:
+			if fences++; r.Op != wire.Read || r.Length > 0 {
+				t.Errorf("behind what fails there is %+v", r)
+			}
+			p.Status = wire.Fenced
+		}
+		return p.AppendTo(nil)
+	})
+	u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.FreeStart)
+	u.post(
+		u.work(rdma.OpWrite, 1, 0, 0, 512, 0), u.work(rdma.OpRead, 2, rdma.Fence, 512, 512, 512),
+		u.work(rdma.OpWrite, 3, rdma.Fence, 0, 512, 512),
+	)
+	h.cut(u)
+	u.want(1, rdma.StatusMedium)
+	u.want(2, rdma.StatusTransport)
+	u.want(3, rdma.StatusOK)
 }
 
 // When the service begins anew, works go on if nothing can have been lost; otherwise the queue pair ends.

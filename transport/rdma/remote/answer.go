@@ -43,9 +43,16 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 		}
 		return nil
 	}
-	if r.Status != wire.OK {
+	asks := p.gate && p.again
+	if asks {
+		p.w.status, p.w.err = rdma.StatusOK, nil
+	}
+	switch {
+	case r.Status != wire.OK:
 		q.failed(p, &r)
-	} else if !p.gate {
+	case asks && r.Value == 0: // the request itself was executed, which has no number
+		p.w.status = rdma.StatusFenced
+	case asks || !p.gate:
 		q.succeeded(p.w, &r)
 	}
 	q.answered(p)
@@ -95,6 +102,10 @@ func (q *queuePair) failed(p *piece, r *wire.Response) {
 		err = &backend.MediumError{Kind: kinds[w.opcode], Off: int64(r.Value), Err: err}
 	}
 	switch s {
+	case rdma.StatusFenced:
+		if p.forgotten { // now, but it may have been done before
+			s, err = rdma.StatusTransport, errUnknown
+		}
 	case rdma.StatusRemoteAccess, rdma.StatusRemoteOperation, rdma.StatusTransport:
 		q.stop(err)
 	case rdma.StatusFlushed: // the service does nothing more of the handle, though the connection is good

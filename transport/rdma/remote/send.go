@@ -21,8 +21,10 @@ type piece struct {
 	direct bool       // it goes without a request; its tag is its position in queuePair.directs
 	ack    bool       // it is a READ of no octets behind RDMA Writes, of no work
 	posted bool       // it was given to the device below on this connection; before that nobody can answer it
-	again  bool       // it was sent on an earlier connection, and is done once
-	behind uint64     // number of the last RDMA Write before it
+	again  bool       // it was sent on an earlier connection, and is done once; a gate: it asks whether its work was done there
+	// forgotten: it was sent on an earlier connection, of which the service knows nothing.
+	forgotten bool
+	behind    uint64 // number of the last RDMA Write before it
 }
 
 // flush sends what may be sent, as far as there are credits. The lock is held.
@@ -163,7 +165,7 @@ func (q *queuePair) newTag() *piece {
 	k := len(q.tags) - 1
 	p := q.pieces[q.tags[k]]
 	q.tags = q.tags[:k]
-	p.gate, p.off, p.n, p.stag, p.again, p.posted = false, 0, 0, 0, false, false
+	p.gate, p.off, p.n, p.stag, p.again, p.forgotten, p.posted = false, 0, 0, 0, false, false, false
 	p.tag += maxCredits // so that the service does not take it for one before
 	q.out++
 	return p
@@ -182,7 +184,7 @@ var ops = [...]wire.Op{
 
 func opOf(o rdma.Opcode) wire.Op { return ops[o] }
 
-// gateOp is an operation that may be asked for, and does nothing on no octets.
+// gateOp is an operation that may be asked for on no octets, and does nothing then.
 func (q *queuePair) gateOp() wire.Op {
 	switch r := q.info.Rights; {
 	case r&rdma.RightRead != 0:
@@ -191,8 +193,10 @@ func (q *queuePair) gateOp() wire.Op {
 		return wire.Write
 	case r&rdma.RightDiscard != 0:
 		return wire.Discard
+	case r&rdma.RightFlush != 0:
+		return wire.Flush
 	}
-	return wire.Flush
+	return wire.Read // for which services ask for no right by now
 }
 
 // request makes the message of p and queues it.
@@ -234,7 +238,7 @@ func (q *queuePair) request(p *piece, op wire.Op, off, n int64) {
 func (q *queuePair) resend(p *piece) {
 	w := p.w
 	p.r.Handle = q.handleOf(p)
-	if p.r.Flags &^= wire.Inline | wire.Again; p.again && !p.gate {
+	if p.r.Flags &^= wire.Inline | wire.Again; p.again {
 		p.r.Flags |= wire.Again
 	}
 	p.r.STag, p.r.TO, p.stag, p.posted = 0, 0, 0, false
