@@ -386,6 +386,19 @@ func (b *bench) use(rights rdma.Rights) *client {
 	return c
 }
 
+// resume closes a connection and goes on with its session on another one.
+func (b *bench) resume(c *client, session uint64, rights rdma.Rights) *client {
+	b.t.Helper()
+	c.close()
+	c = b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Rights: uint32(rights), Session: session}, nil)
+	if m := c.attached(); !m.Known {
+		b.t.Fatalf("%+v", m)
+	}
+	return c
+}
+
 // request sends r for the handle, unless it names one, with the memory at data, as the device has it.
 func (c *client) request(r wire.Request) {
 	c.t.Helper()

@@ -39,13 +39,7 @@ func TestAgainInAnyOrder(t *testing.T) {
 	}
 	resume := func() {
 		t.Helper()
-		c.close()
-		c = b.connect(ins)
-		c.hello("")
-		c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
-		if m := c.attached(); !m.Known {
-			t.Fatalf("%+v", m)
-		}
+		c = b.resume(c, session, 0)
 	}
 	for i := range 64 {
 		c.request(write(i, 0))
@@ -295,13 +289,7 @@ func TestAgainBehindOthers(t *testing.T) {
 				c.do(r)
 			}
 			session := c.info.Session
-			c.close()
-			c = b.connect(ins)
-			c.hello("")
-			c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Rights: uint32(x.rights), Session: session}, nil)
-			if m := c.attached(); !m.Known {
-				t.Fatalf("%+v", m)
-			}
+			c = b.resume(c, session, x.rights)
 			await, release := b.store.Hold(func(op *backend.Op) bool { return op.Off == slow })
 			for _, r := range x.then {
 				c.request(r)
@@ -357,13 +345,7 @@ func TestFencedForGood(t *testing.T) {
 	wants(wire.Medium, wire.Fenced, wire.OK)
 	b.store.Fail(nil)
 	session := c.info.Session
-	c.close()
-	c = b.connect(ins)
-	c.hello("")
-	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
-	if m := c.attached(); !m.Known {
-		t.Fatalf("%+v", m)
-	}
+	c = b.resume(c, session, 0)
 	requests[1].Flags |= wire.Again
 	requests[2].Flags |= wire.Again
 	wants(wire.OK, wire.Fenced, wire.OK)
