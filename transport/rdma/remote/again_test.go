@@ -565,6 +565,36 @@ func TestFencedThoughForgotten(t *testing.T) {
 	u.want(2, rdma.StatusTransport)
 }
 
+// Nor does an atomic operation with a fence: its old value is not to be had by asking, so it is not known whether it was done, nor whether what
+// has a fence behind it may be done (O6).
+func TestAtomicBehindReadThatFails(t *testing.T) {
+	connections := 0
+	h := newHang()
+	s := lie(t, nil, func(m *wire.AttachedMessage) {
+		connections++
+		m.Session, m.Known = 1, connections > 1
+	}, func(r wire.Request, p *wire.Response) []byte {
+		switch isRead := r.Op == wire.Read && r.Length > 0; {
+		case connections < 3 && isRead == (connections == 1): // the client does not hear of the operation
+			h.hang()
+		case connections == 2:
+			p.Status = wire.Medium
+		case connections == 3 && (r.Op != wire.Read || r.Length > 0 || r.Flags&wire.Fence == 0):
+			t.Errorf("behind the failure there is %+v", r)
+		}
+		return p.AppendTo(nil)
+	})
+	u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.FreeStart)
+	add := u.work(rdma.OpFetchAdd, 2, rdma.Fence, 512, 8, 512)
+	add.Operand = 1
+	u.post(u.work(rdma.OpRead, 1, 0, 0, 512, 0), add, u.work(rdma.OpWrite, 3, rdma.Fence, 0, 512, 512))
+	h.cut(u)
+	u.want(1, rdma.StatusMedium)
+	h.cut(u)
+	u.want(2, rdma.StatusTransport)
+	u.want(3, rdma.StatusTransport)
+}
+
 // A fence that the client knows to be behind a failure is told to the service as a request of no octets, which needs no right.
 func TestFenceOverCutWithAtomicsAlone(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
