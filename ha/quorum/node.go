@@ -471,8 +471,8 @@ func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
 	if s, err := n.Await(ctx, func(s *Status) bool { return s.canSpare(name) }); err == net.ErrClosed {
 		return ErrUnknown
 	} else if err != nil {
-		return &RefusedError{fmt.Sprintf("nothing was changed: without node %s no majority of the voters (%s) would be up, and nothing could be agreed on any more. "+
-			"Bring voters up, or join nodes, first; if the others are lost for good, have one node go on as a cluster of its own (target ha force)", name, strings.Join(s.voterNames(), ", "))}
+		return &RefusedError{fmt.Sprintf("nothing was changed: without node %s no majority of the voters (%s) would be up and take part, and nothing could be agreed on any more. "+
+			"Bring voters up, mend the disks of those that are stuck, or join nodes, first; if the others are lost for good, have one node go on as a cluster of its own (target ha force)", name, strings.Join(s.voterNames(), ", "))}
 	}
 	return n.change(ctx, func(c *Core) (uint64, error) {
 		var number uint64

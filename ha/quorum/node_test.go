@@ -1194,3 +1194,31 @@ func TestLeaveNeedsMajority(t *testing.T) {
 		l.put("a", "x", 1, "two")
 	})
 }
+
+// TestLeaveWithStuckVoter: a voter whose disk takes nothing is heard, and takes part in nothing. It makes no majority, so another one is not sent away
+// meanwhile; it can go itself.
+func TestLeaveWithStuckVoter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		l.put("a", "x", 0, "one")
+		b := l.nodes["b"]
+		b.do(func() { l.disks["b"].full = true })
+		l.put("a", "x", 1, "two")
+		l.inTrouble("b", "no space left")
+		l.until("a", "it knows that b is stuck", func(s *Status) bool { return slices.Equal(s.Stuck, []uint64{b.Status().Number}) && len(s.Heard) == 3 })
+		for _, through := range []string{"a", "b"} {
+			err := l.nodes[through].Leave(l.short(), "w", Replaced)
+			if _, ok := errors.AsType[*RefusedError](err); !ok || !strings.Contains(err.Error(), "no majority of the voters") {
+				t.Fatalf("w, by %s: %v", through, err)
+			}
+		}
+		l.put("a", "x", 2, "three")
+		if err := l.nodes["a"].Leave(l.ctx(), "b", Replaced); err != nil {
+			t.Fatal(err)
+		}
+		l.put("w", "x", 3, "four")
+		b.do(func() { l.disks["b"].full = false })
+	})
+}

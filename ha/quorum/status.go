@@ -39,8 +39,9 @@ func (s *Status) Member(number uint64) *Member {
 	return nil
 }
 
-// canSpare reports whether a majority of the voters, and of the former ones while they change, is up without the member of that name. It is true
-// where there is nothing to lose: the member is leaving already, there is none, or it is the only one, which consensus does not let go.
+// canSpare reports whether a majority of the voters, and of the former ones while they change, is up without the member of that name, and takes part:
+// the disk of one that is heard may be full. It is true where there is nothing to lose: the member is leaving already, there is none, or it is the
+// only one, which consensus does not let go.
 func (s *Status) canSpare(name string) bool {
 	var number uint64
 	others := 0
@@ -59,7 +60,7 @@ func (s *Status) canSpare(name string) bool {
 	for _, voters := range [][]uint64{s.Voters, s.Former} {
 		up := 0
 		for _, v := range voters {
-			if m := s.Member(v); m != nil && v != number && m.Leaving == Stays && slices.Contains(s.Heard, v) {
+			if m := s.Member(v); m != nil && v != number && m.Leaving == Stays && s.takesPart(v) {
 				up++
 			}
 		}
@@ -68,6 +69,11 @@ func (s *Status) canSpare(name string) bool {
 		}
 	}
 	return true
+}
+
+// takesPart says whether a member is heard, and its disk takes something, as far as this node knows.
+func (s *Status) takesPart(number uint64) bool {
+	return slices.Contains(s.Heard, number) && !slices.Contains(s.Stuck, number) && (number != s.Number || s.Trouble == nil)
 }
 
 // voterNames returns the names of the voters.
