@@ -80,7 +80,7 @@ func (t *Table) Amend(c *Change, n *Common, repeated bool) (changes, again bool)
 	if c.By != nil {
 		by = c.By.Holder()
 	}
-	if repeated && n.By == by && n.Sum == sum { // it is not done twice
+	if repeated && by.is(n.By) && n.Sum == sum { // it is not done twice
 		c.Result = Done
 		return false, true
 	}
@@ -157,13 +157,13 @@ func (t *Table) Adopt(n *Common, now bool) (abort func(over func())) {
 		{event: RegistrationsPreempted, list: removed},
 	} {
 		for _, s := range t.subscribers {
-			if event&x.event != 0 && s.Holder() != n.By && x.concerns(s.Holder()) {
+			if event&x.event != 0 && !s.Holder().is(n.By) && x.concerns(s.Holder()) {
 				s.Tell(x.event)
 			}
 		}
 	}
 	for _, s := range t.subscribers {
-		if event&ModesChanged != 0 && s.Holder() != n.By {
+		if event&ModesChanged != 0 && !s.Holder().is(n.By) {
 			s.Tell(ModesChanged)
 		}
 	}
@@ -172,7 +172,7 @@ func (t *Table) Adopt(n *Common, now bool) (abort func(over func())) {
 	}
 	var whose []Subscriber
 	for _, s := range t.subscribers {
-		if s.Holder() != n.By && slices.ContainsFunc(removed, func(r Registration) bool { return r.Of(s.Holder()) }) {
+		if !s.Holder().is(n.By) && slices.ContainsFunc(removed, func(r Registration) bool { return r.Of(s.Holder()) }) {
 			whose = append(whose, s)
 		}
 	}

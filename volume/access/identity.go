@@ -54,6 +54,11 @@ type Holder struct {
 	Port      Port
 }
 
+// is reports whether h is o, or another way by which the same host of NVMe comes.
+func (h Holder) is(o Holder) bool {
+	return h == o || h.Initiator.Protocol == NVMe && h.Initiator == o.Initiator
+}
+
 // Registration is a registered holder. It outlives the session.
 type Registration struct {
 	Holder          // with an initiator that may stand for all of its ports, and a port for all ports

@@ -288,3 +288,42 @@ func TestModesDropped(t *testing.T) {
 		}
 	}
 }
+
+// A host of NVMe comes to each node by another port, and is one host: what it has done through one node it is not told through another, and what it sends
+// again there, because the answer was lost with the first one, is not done twice.
+func TestHostOnOtherNode(t *testing.T) {
+	nodes := [2]*Table{NewTable(Nothing(), nil), NewTable(Nothing(), nil)}
+	var own, other [2]*session
+	for i, n := range nodes {
+		own[i], other[i] = newHost(n, 1, uint16(i+1)), newHost(n, 2, uint16(i+1))
+	}
+	n := Common{State: Nothing()}
+	do := func(c *Change, through int, repeated bool) (changes, again bool) {
+		t.Helper()
+		c.Ports = []PortOf{{}}
+		changes, again = nodes[through].Amend(c, &n, repeated)
+		if c.Result != Done {
+			t.Fatalf("%+v: result %d", c, c.Result)
+		}
+		for _, node := range nodes {
+			node.Adopt(&n, true)
+		}
+		return changes, again
+	}
+	for i, s := range []*session{own[0], other[0]} {
+		do(&Change{Op: RegisterHost, By: s, NewKey: uint64(i + 1)}, 0, false)
+	}
+	do(&Change{Op: Clear, By: own[0], Key: 1}, 0, false)
+	for i := range nodes {
+		if own[i].told != 0 || other[i].told != ReservationsPreempted {
+			t.Errorf("on node %d who has done it is told %#x, and the other %#x", i, own[i].told, other[i].told)
+		}
+	}
+	if changes, again := do(&Change{Op: Clear, By: own[1], Key: 1}, 1, true); changes || !again {
+		t.Errorf("what it sends again changes: %t, and is the same one: %t", changes, again)
+	}
+	c := &Change{Op: Clear, By: other[1], Key: 1, Ports: []PortOf{{}}}
+	if changes, again := nodes[1].Amend(c, &n, true); changes || again || c.Result != Conflict {
+		t.Errorf("of another host it changes: %t, and is the same one: %t, result %d", changes, again, c.Result)
+	}
+}
