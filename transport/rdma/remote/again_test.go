@@ -449,6 +449,41 @@ func TestFenceOverCut(t *testing.T) {
 	})
 }
 
+// A part of a long work has failed, and the connection is lost before the rest of it has an answer. The service does not hear of that part again,
+// so the client sees to it that a fence behind the work is not executed.
+func TestFenceBehindPartThatFailed(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
+		u := use(t, d, addr, rdma.FreeStart|rdma.FreeFinish)
+		u.bytes(3<<20, 1)[0] = 1
+		for _, op := range []rdma.Opcode{rdma.OpWrite, rdma.OpRead} {
+			s.Fail(func(op *backend.Op) error {
+				if op.Off == 0 {
+					return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errBroken}
+				}
+				return nil
+			})
+			await, release := s.Hold(func(op *backend.Op) bool { return op.Off == 1<<20 })
+			u.post(u.work(op, 1, 0, 0, 2<<20, 0), u.work(rdma.OpWrite, 2, rdma.Fence, 3<<20, 512, 3<<20), u.work(rdma.OpWrite, 3, rdma.Fence, 2<<20, 512, 2<<20))
+			await(1)
+			for !remote.HasFailed(u.qp) {
+				u.post(u.work(rdma.OpRead, 4, 0, 2<<20, 512, 2<<20))
+				u.want(4, rdma.StatusOK)
+			}
+			s.Fail(nil)
+			remote.Cut(u.qp)
+			release()
+			u.want(1, rdma.StatusMedium)
+			u.want(2, rdma.StatusFenced)
+			u.want(3, rdma.StatusOK)
+			u.post(u.work(rdma.OpRead, 5, 0, 2<<20, 512, 3<<20))
+			u.want(5, rdma.StatusOK)
+			if u.bytes(2<<20, 1)[0] != 0 {
+				t.Errorf("what has a fence is executed behind a %v of which a part has failed", op)
+			}
+		}
+	})
+}
+
 // hang is where a service hangs until its connection is cut.
 type hang struct{ hangs, goOn chan struct{} }
 

@@ -115,6 +115,9 @@ func (q *queuePair) failed(p *piece, r *wire.Response) {
 	if w.status == rdma.StatusOK || p.off < w.failed {
 		w.status, w.err, w.failed = s, err, p.off
 	}
+	if w.status != rdma.StatusFenced { // should the connection be lost before the rest has an answer, nobody else will know
+		*q.isBroken(w.chain) = true
+	}
 }
 
 var kinds = [...]backend.Kind{

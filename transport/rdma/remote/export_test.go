@@ -16,3 +16,16 @@ func Cut(qp rdma.QueuePair) {
 
 // Ending is closed when a queue pair has begun to end.
 func Ending(qp rdma.QueuePair) <-chan struct{} { return qp.(*queuePair).ctx.Done() }
+
+// HasFailed reports whether it is known of a work that has not completed that a part of it has failed.
+func HasFailed(qp rdma.QueuePair) bool {
+	q := qp.(*queuePair)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for w := q.first; w != nil; w = w.next {
+		if w.state != complete && w.status != rdma.StatusOK {
+			return true
+		}
+	}
+	return false
+}
