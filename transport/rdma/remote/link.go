@@ -104,14 +104,13 @@ func (q *queuePair) refuse(l *link, err error) error {
 // follow has q go on with the session of a queue pair that is closed. The service tells their requests apart by the tags.
 func (q *queuePair) follow(former *queuePair) {
 	former.mu.Lock()
-	session := former.session
-	var last uint32
+	session, lap := former.session, former.lap // of one that was never connected, that of the one before it
 	for _, p := range former.pieces {
-		last = max(last, p.tag/maxCredits)
+		lap = max(lap, p.tag/maxCredits+1)
 	}
 	former.mu.Unlock()
 	q.mu.Lock()
-	q.session, q.lap = session, last+1
+	q.session, q.lap = session, lap
 	q.mu.Unlock()
 }
 
