@@ -11,7 +11,9 @@ import "time"
 // is, and what waits for durability waits for nothing.
 //
 //   - O1: Strict: effects and completions are those of one work after the other, except that a Write may
-//     become visible before an earlier Read has read (RFC 5040 §5.5). A fence forbids that.
+//     become visible before an earlier Read has read (RFC 5040 §5.5). A fence forbids that. To other queue pairs, too, an
+//     atomic operation is visible when all before it are complete, and nothing behind it before. Of other works without a
+//     fence, they may see one before an earlier one that it does not overlap.
 //   - O2: FreeStart: works without a fence start in any order and in parallel, even on the same octets.
 //     Overlapping Writes leave, octet by octet, the bytes of either. A Read that overlaps one reads, octet by
 //     octet, old or new.

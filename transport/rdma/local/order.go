@@ -168,16 +168,21 @@ func (e *endpoint) mayStart(w *work) bool {
 	}
 	// O1, O4: in order, and not beside what it meets. Others run in parallel.
 	for p := e.first; p != w; p = p.next {
-		if p.state == waiting && !p.free || p.state == running && p.meets(w) {
+		if p.state == waiting && (!p.free || w.isAtomic()) || p.state == running && p.meets(w) {
 			return false
 		}
 	}
 	return true
 }
 
-// meets reports whether the two may not run at a time on a strict queue pair.
+// meets reports whether the two may not run at a time on a strict queue pair. An atomic operation may release a lock, or take one, and so
+// meets everything.
 func (w *work) meets(o *work) bool {
-	return (w.writes || o.writes) && w.off < o.off+o.n && o.off < w.off+w.n
+	return w.isAtomic() || o.isAtomic() || (w.writes || o.writes) && w.off < o.off+o.n && o.off < w.off+w.n
+}
+
+func (w *work) isAtomic() bool {
+	return w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd
 }
 
 // startOne starts a work that waits and may start now, or flushes it if nothing may start any more, and

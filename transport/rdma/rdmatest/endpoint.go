@@ -71,6 +71,7 @@ var endpointCases = []struct {
 	{"O11Unsignaled", testO11},
 	{"O12WatermarkNeverLies", testO12},
 	{"O12DurableWatermark", testO12Durable},
+	{"O1AtomicInOrder", testAtomicInOrder},
 	{"O13AtomicSum", testO13},
 	{"O13AtomicBesideWrites", testAtomicBesideWrites},
 	{"MediumFault", testMediumFault},

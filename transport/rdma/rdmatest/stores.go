@@ -155,6 +155,44 @@ func testO10(t *testing.T, p Endpoint) {
 	}
 }
 
+// O1: unless works start in any order, nobody sees an atomic operation before what was posted before it, nor what was posted behind it before
+// the atomic operation: it may release a lock, or take one.
+func testAtomicInOrder(t *testing.T, p Endpoint) {
+	for _, o := range []rdma.Order{rdma.OrderStrict, rdma.FreeFinish} {
+		e, other := attach(t, p, o, 8, 0), attach(t, p, o, 4, 0)
+		fill(e.bytes(0, 2*unit), 1)
+		add := e.work(rdma.OpFetchAdd, 2, rdma.Signaled, 2*unit, 8, 1<<20) // far away: volumes lock more than a block
+		add.Operand = 1
+		for _, ws := range [][]rdma.Work{
+			{e.work(rdma.OpWrite, 1, rdma.Signaled, 0, unit, 0), add},
+			{add, e.work(rdma.OpWrite, 1, rdma.Signaled, unit, unit, 2<<20)},
+		} {
+			see := ws[1].RemoteOffset - e.qp.Endpoint().Base
+			read := other.work(rdma.OpRead, 3, rdma.Signaled, 0, unit, int(see))
+			other.post(read)
+			other.sends.want(rdma.OpRead, 3)
+			before := bytes.Clone(other.bytes(0, unit))
+			await, release := p.Store.Hold(once(isWrite))
+			defer release() // if the test ends early
+			e.post(ws...)
+			await(1)
+			for range 50 { // by the end of these the other one would have been done
+				other.post(read)
+				other.sends.want(rdma.OpRead, 3)
+			}
+			same(t, "what is behind a work that is not complete", other.bytes(0, unit), before)
+			release()
+			for range ws {
+				if c := e.sends.next(); c.Status != rdma.StatusOK {
+					t.Errorf("%+v", c)
+				}
+			}
+		}
+		e.post(e.work(rdma.OpDiscard, 4, rdma.Signaled, 0, 3<<20, 0))
+		e.sends.want(rdma.OpDiscard, 4)
+	}
+}
+
 // O13: atomic operations lose nothing to Writes of the blocks beside theirs, and these lose nothing to them.
 func testAtomicBesideWrites(t *testing.T, p Endpoint) {
 	turns := rounds.Of(150, 40)
