@@ -48,6 +48,7 @@ type member struct {
 	said    chan struct{}                       // has room for one: what the node says of itself has changed
 	info    atomic.Pointer[quorum.NodeInfo]
 	drained atomic.Pointer[quorum.Drained] // nil: not known yet
+	stuck   atomic.Pointer[[]string]       // other nodes that take no part in consensus; nil: not known yet
 	peers   *service                       // what other nodes ask for; nil: not yet
 	wg      sync.WaitGroup
 
@@ -90,6 +91,7 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	m.node.Watch(m.learn)
 	m.ctx, m.end = context.WithCancel(context.Background())
 	m.wg.Go(func() { m.retire(m.ctx) })
+	m.wg.Go(func() { m.lookWhoIsStuck(m.ctx) })
 	if m.keeper != nil {
 		_ = m.keeper.Keep(m.sockets()) // what it has of a former configuration may be in the way of a portal; its status says how that ended
 		m.wg.Go(func() { m.keeper.Run(m.ctx, m.sockets) })

@@ -8,12 +8,16 @@ import (
 	"net"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
 	"oneshot/config"
 	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
 	"oneshot/mgmt"
 	"oneshot/volume/access"
 )
@@ -272,6 +276,93 @@ func TestPortalsOfOthersComeAndGo(t *testing.T) {
 	for group, want := range map[uint16]access.GroupState{1: access.ActiveOptimized, 2: access.Standby, 3: access.Standby} {
 		if got := state(group); got != want {
 			t.Errorf("group %d is %v, want %v", group, got, want)
+		}
+	}
+}
+
+// fullDir is a directory that takes nothing while full is set.
+type fullDir struct {
+	*quorum.Dir
+	full atomic.Bool
+}
+
+type fullFile struct {
+	quorum.File
+	d *fullDir
+}
+
+func (d *fullDir) Create(name string) (quorum.File, error) {
+	f, err := d.Dir.Create(name)
+	return &fullFile{f, d}, err
+}
+
+func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
+	if f.d.full.Load() {
+		return 0, syscall.ENOSPC
+	}
+	return f.File.WriteAt(b, off)
+}
+
+// TestStuckNodeIsUnfit: no mirror is handed over to a node that takes no part in consensus, because it would not learn of that.
+func TestStuckNodeIsUnfit(t *testing.T) {
+	text, on := mirrorOn(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = strings.Replace(text, "127.0.0.1:9", l.Addr().String(), 1)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	m, p := s.member, primary(t, s)
+	own := on(text).Cluster.Node("a").Address
+	secret, err := s.NewToken(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := quorum.ParseToken(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := quorum.OpenDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &fullDir{Dir: dir}
+	if err := quorum.Join(t.Context(), d, conn, token, "b", false); err != nil {
+		t.Fatal(err)
+	}
+	b, err := quorum.Open(quorum.Options{FS: d, Listener: l, Dial: quorum.DialTCP(func(string) (string, error) { return own, nil }), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(b.Close(), dir.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := m.node.Await(t.Context(), func(st *quorum.Status) bool { return len(st.Heard) == 2 }); err != nil {
+		t.Fatal(err)
+	}
+	st, ok := p.Status()
+	if !ok {
+		t.Fatal("the mirror is being closed")
+	}
+	st.View.InSync, st.Connected = replica.NodesOf(1, 2), replica.NodesOf(2) // as if b had its copy
+	for i, full := range []bool{false, true, false} {
+		d.full.Store(full)
+		if err := m.node.Update(t.Context(), quorum.Key{Kind: quorum.KindCluster, Name: "x"}, func([]byte) ([]byte, error) { return []byte{byte(i)}, nil }); err != nil {
+			t.Fatal(err)
+		}
+		until(t, fmt.Sprintf("b is stuck: %t", full), func() bool { return slices.Contains(m.unfit(), "b") == full })
+		if can := p.ready(&st, m) != 0; can == full {
+			t.Errorf("b is stuck: %t, and can take over: %t", full, can)
+		}
+		if err := p.whyNot(&st, 2, "b", m); strings.Contains(err.Error(), "it is stuck") != full {
+			t.Errorf("b is stuck: %t, and cannot take over: %v", full, err)
 		}
 	}
 }

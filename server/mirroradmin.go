@@ -220,6 +220,8 @@ func (s *mirrored) whyNot(st *mirror.Status, id replica.ID, to string, member *m
 		return fmt.Errorf("node %s cannot serve %s: its copy is %s; wait until target ha status shows it in sync", to, s.name, copyText(&c))
 	case slices.Contains(member.drainedNodes(), to):
 		return fmt.Errorf("node %s cannot serve %s: it is drained; target ha undrain %s lets it", to, s.name, to)
+	case member.isStuck(to):
+		return fmt.Errorf("node %s cannot serve %s: it is stuck, and would not learn of it; the disk of its cluster.state is full, fails, or does not answer: target ha status there says which", to, s.name)
 	}
 	return fmt.Errorf("another switch of %s is under way: see target ha status, and try again", s.name)
 }
@@ -242,7 +244,7 @@ func (s *mirrored) copiesText(st *mirror.Status) string {
 
 // ready returns the nodes that can take over, as far as this one knows.
 func (s *mirrored) ready(st *mirror.Status, member *member) replica.Nodes {
-	return (st.View.InSync & st.Connected).Without(s.self) &^ s.numbers(member.drainedNodes())
+	return (st.View.InSync & st.Connected).Without(s.self) &^ s.numbers(member.unfit())
 }
 
 // idOf returns the number of a node's copy, 0 if it has none.
@@ -275,11 +277,52 @@ func (m *member) learn(r *quorum.Record) {
 		return
 	}
 	m.drained.Store(&d)
+	m.tellUnfit()
+}
+
+// unfit are the nodes to which no mirror is to be handed over, as far as this one knows: who is drained, and other nodes that are stuck. Those would
+// not learn from consensus that they have the office, and nobody else may take it from them.
+func (m *member) unfit() []string {
+	names := slices.Clone([]string(m.drainedNodes()))
+	if s := m.stuck.Load(); s != nil {
+		names = append(names, *s...)
+	}
+	return names
+}
+
+// tellUnfit tells the mirrors of them.
+func (m *member) tellUnfit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for s := range m.open {
-		s.Drain(s.numbers(d))
+		s.Drain(s.numbers(m.unfit()))
 	}
+}
+
+// lookWhoIsStuck looks whenever that may have changed.
+func (m *member) lookWhoIsStuck(ctx context.Context) {
+	for {
+		select {
+		case <-m.node.StuckTurned():
+		case <-ctx.Done():
+			return
+		}
+		var names []string
+		st := m.node.Status()
+		for _, number := range st.Stuck {
+			if o := st.Member(number); o != nil {
+				names = append(names, o.Name)
+			}
+		}
+		m.stuck.Store(&names)
+		m.tellUnfit()
+	}
+}
+
+// isStuck says whether another node takes no part in consensus.
+func (m *member) isStuck(name string) bool {
+	s := m.stuck.Load()
+	return s != nil && slices.Contains(*s, name)
 }
 
 // learnLineage tells a mirror of the lineage that is in force.
@@ -305,7 +348,7 @@ func (m *member) opened(s *mirrored) {
 	if m.retired {
 		s.Retire()
 	}
-	s.Drain(s.numbers(m.drainedNodes()))
+	s.Drain(s.numbers(m.unfit()))
 }
 
 func (m *member) closed(s *mirrored) {

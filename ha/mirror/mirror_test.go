@@ -138,7 +138,7 @@ func (f *files) stall() (goOn func()) {
 	defer f.mu.Unlock()
 	hang := make(chan struct{})
 	f.hang = hang
-	return func() { close(hang) }
+	return sync.OnceFunc(func() { close(hang) })
 }
 
 // answer waits until the disk answers.

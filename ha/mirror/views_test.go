@@ -199,3 +199,40 @@ func TestStateDiskHangs(t *testing.T) {
 		l.end()
 	})
 }
+
+// TestStuckIsNoSuccessor: the log of one node's member takes nothing, and all else of it is well. A primary that is drained, and knows, goes on: the other
+// one would not learn that it has the office. When it takes part again it gets it.
+func TestStuckIsNoSuccessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newMembers(t, false)
+		defer c.close()
+		l := newLab(t, 2)
+		l.members = c
+		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
+		defer l.end()
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		goOn := c.disks["b"].stall()
+		defer goOn()
+		if _, err := c.nodes["a"].Put(t.Context(), quorum.Key{Kind: quorum.KindCluster, Name: "x"}, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.nodes["a"].Await(t.Context(), func(s *quorum.Status) bool { return len(s.Stuck) == 1 }); err != nil {
+			t.Fatal(err)
+		}
+		drain := func(nodes replica.Nodes) {
+			for _, n := range l.nodes {
+				n.mirror.Drain(nodes)
+			}
+		}
+		drain(replica.NodesOf(a.id, b.id))
+		for range 20 {
+			l.write(a, 0, bytesOf(4096, 1))
+			time.Sleep(time.Second)
+		}
+		goOn()
+		drain(replica.NodesOf(a.id))
+		l.serves(b)
+		l.level(b)
+	})
+}

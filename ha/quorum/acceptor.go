@@ -271,7 +271,9 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 			switch {
 			case n.incoming[number] != in:
 			case said != nil:
-				n.core.Reported(number, said.Report, rtt)
+				if n.core.Reported(number, said.Report, rtt) {
+					n.stuckTurned()
+				}
 			case m.Raft != nil:
 				n.core.Receive(m)
 			}

@@ -62,6 +62,7 @@ type Node struct {
 	began    time.Time // ... this time
 	trouble  error     // why it takes no part
 	outdated chan struct{}
+	turned   chan struct{} // has room for one
 }
 
 // random draws nonces and salts.
@@ -117,7 +118,7 @@ func Open(o Options) (*Node, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	n := &Node{
-		opts: o, calls: make(chan func(), 64), looks: make(chan func()), ended: make(chan struct{}), outdated: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
+		opts: o, calls: make(chan func(), 64), looks: make(chan func()), ended: make(chan struct{}), outdated: make(chan struct{}), turned: make(chan struct{}, 1), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
 		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{}, streams: map[*Stream]bool{},
 		clock: random() >> 1, began: time.Now(), // so that nobody takes a beat of another life for one of this
 	}
@@ -309,6 +310,7 @@ func (n *Node) work() {
 	}
 	if n.out.Members {
 		n.meetMembers()
+		n.stuckTurned() // another one may have the name
 	}
 	n.tell()
 }

@@ -1222,3 +1222,37 @@ func TestLeaveWithStuckVoter(t *testing.T) {
 		b.do(func() { l.disks["b"].full = false })
 	})
 }
+
+// TestStuckTurned: who asks hears that a member has become stuck, that it is so no more, and that another machine may have its name.
+func TestStuckTurned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		a, b := l.nodes["a"], l.nodes["b"]
+		number := b.Status().Number
+		news := func(what string, holds func(*Status) bool) {
+			t.Helper()
+			for ctx := l.ctx(); ; {
+				select {
+				case <-a.StuckTurned():
+					if s := a.Status(); holds(&s) {
+						return
+					}
+				case <-ctx.Done():
+					t.Fatalf("nobody says that %s: %+v", what, a.Status())
+				}
+			}
+		}
+		isStuck := func(s *Status) bool { return slices.Equal(s.Stuck, []uint64{number}) }
+		for i, full := range []bool{true, false, true} {
+			b.do(func() { l.disks["b"].full = full })
+			l.put("a", "x", uint64(i), "x")
+			news(fmt.Sprintf("b is stuck: %t", full), func(s *Status) bool { return isStuck(s) == full })
+		}
+		if err := a.Leave(l.ctx(), "b", Removed); err != nil {
+			t.Fatal(err)
+		}
+		news("b is gone", func(s *Status) bool { return s.Member(number) == nil && !isStuck(s) })
+	})
+}

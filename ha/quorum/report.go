@@ -72,17 +72,20 @@ func (c *Core) Report() Report {
 	return r
 }
 
-// Reported takes the report of a member that was admitted, and the round trip of messages with it, less than 0 if that was not measured.
-func (c *Core) Reported(from uint64, r Report, rtt time.Duration) {
+// Reported takes the report of a member that was admitted, and the round trip of messages with it, less than 0 if that was not measured. It says
+// whether the member has become stuck, or is so no more.
+func (c *Core) Reported(from uint64, r Report, rtt time.Duration) (turned bool) {
 	was := c.reports[from]
 	if was == nil {
 		was = &reported{}
 		c.reports[from] = was
 	}
+	turned = was.Stuck != r.Stuck
 	was.Report, was.at = r, c.ticks
 	if rtt >= 0 {
 		was.rtts.add(rtt)
 	}
+	return turned
 }
 
 // Saved says how long it took to make a batch of the log durable.

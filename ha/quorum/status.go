@@ -124,6 +124,16 @@ func (n *Node) status() Status {
 	return s
 }
 
+// StuckTurned returns a channel with a token whenever Status.Stuck may have changed. It is for one who asks.
+func (n *Node) StuckTurned() <-chan struct{} { return n.turned }
+
+func (n *Node) stuckTurned() {
+	select {
+	case n.turned <- struct{}{}:
+	default:
+	}
+}
+
 // await is a call of Await.
 type await struct {
 	holds func(*Status) bool
