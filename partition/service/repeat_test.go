@@ -12,6 +12,8 @@ import (
 	"oneshot/partition/service"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
+	"oneshot/volume"
 )
 
 // A client repeats requests in the order in which it has posted them, and they may have been done in another one. None is done
@@ -314,6 +316,73 @@ func TestAgainBehindOthers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A client that may only write and add tells the service of a fence by a Write of no octets. That takes no place among the results, which all
+// are those of requests that the client has had no response to.
+func TestFenceTakesNoPlace(t *testing.T) {
+	const rights = rdma.RightWrite | rdma.RightAtomics
+	b := newBench(t, false, plenty, service.Config{})
+	c := b.use(rights)
+	add := func(tag uint32, f wire.Flags) wire.Response {
+		return c.do(wire.Request{Op: wire.Add, Flags: f, Tag: tag, Length: 8, New: 1})
+	}
+	for tag := range uint32(64) {
+		add(tag, 0)
+	}
+	c = b.resume(c, c.info.Session, rights)
+	c.do(wire.Request{Op: wire.Write, Flags: wire.Fence, Tag: 64})
+	for tag := range uint32(64) {
+		if r := add(tag, wire.Again); r.Status != wire.OK || r.Value != uint64(tag) {
+			t.Fatalf("request %d is answered by %+v", tag, r)
+		}
+	}
+	if r := add(65, 0); r.Value != 64 {
+		t.Errorf("64 requests have added 1, and the sum is %d", r.Value)
+	}
+}
+
+// keptOpen is a store that outlives its volume.
+type keptOpen struct{ backend.Store }
+
+func (keptOpen) Close() error { return nil }
+
+// When the store was opened anew, the service does not say of what was done before that it is done: it may be gone.
+func TestResultsOfAStoreOpenedAnew(t *testing.T) {
+	s := rdmatest.NewVolatile(size, 1)
+	t.Cleanup(func() { check(t, s.Close()) })
+	b := &bench{t: t, pool: mem.NewPool(plenty)}
+	b.serve(keptOpen{s}, false, service.Config{})
+	c := b.use(0)
+	w := wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 1, Length: 512}
+	c.data()[0] = 1
+	c.do(w)
+	session := c.info.Session
+	c.close()
+	b.settle(0)
+	number := b.v.Open(nil)
+	before := rdma.Generation(number.Sequence().Count())
+	number.Close()
+	for generation := before; generation == before; generation = rdma.Generation(number.Sequence().Count()) { // chance chooses it
+		check(t, b.v.Close())
+		v, err := volume.New(volume.Config{Store: keptOpen{s}})
+		check(t, err)
+		b.v = v
+		number = v.Open(nil)
+		number.Close()
+	}
+	c = b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
+	if m := c.attached(); m.Status != wire.OK || m.Known || m.Session == session {
+		t.Errorf("%+v", m)
+	}
+	w.Flags |= wire.Again
+	c.data()[0] = 2
+	c.do(w)
+	if r := c.do(wire.Request{Op: wire.Read, Tag: 2, Length: 512}); r.Status != wire.OK || c.data()[0] != 2 {
+		t.Errorf("a Write is said to be done (%v), and was not: %d", r.Status, c.data()[0])
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"oneshot/partition/wire"
+	"oneshot/transport/rdma"
 )
 
 // results are those of the last requests of a session that change something. A client that has lost its connection does
@@ -41,6 +42,9 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 			s.renew(i)
 			return
 		}
+	}
+	if r.Length == 0 { // it changes nothing, and must not take the place of one whose response is still to come
+		return
 	}
 	x := result{r.Tag, r.Op, st, value}
 	if len(s.list) < maxCredits {
@@ -88,7 +92,9 @@ type past struct {
 	client    string // whose it is
 	partition string // UUID or name
 	lineage   uint64 // of its last endpoint
-	results   results
+	// generation is that of the numbers of writes. The store of another one was opened anew: what the results tell of may be gone.
+	generation uint16
+	results    results
 }
 
 // maxPast bounds the sessions that are remembered. When there are more, the oldest of the client that has most is forgotten, and that
@@ -117,7 +123,7 @@ func (s *Service) remember(h *handle) {
 		return
 	}
 	s.forgetOne()
-	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.endpoint.Lineage(), h.results})
+	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.endpoint.Lineage(), h.generation(), h.results})
 }
 
 // lineage is that of the last endpoint of a session that a client goes on with; 0: the session is not remembered.
@@ -144,7 +150,7 @@ func (s *Service) resume(h *handle, session uint64) bool {
 		return false
 	}
 	i := slices.IndexFunc(s.past, func(p *past) bool {
-		return p.session == session && p.client == h.client && p.partition == h.partition()
+		return p.session == session && p.client == h.client && p.partition == h.partition() && p.generation == h.generation()
 	})
 	if i >= 0 {
 		h.session, h.known, h.results = session, true, s.past[i].results
@@ -156,6 +162,9 @@ func (s *Service) resume(h *handle, session uint64) bool {
 	s.sessions[h.session] = h
 	return true
 }
+
+// generation is that of the numbers of writes.
+func (h *handle) generation() uint16 { return rdma.Generation(h.endpoint.Sequence().Count()) }
 
 // partition identifies what the handle uses.
 func (h *handle) partition() string {
