@@ -125,11 +125,14 @@ func entryLength(b []byte) (n int64, mark bool) {
 	return entrySize + int64(v&^markBit), v&markBit != 0
 }
 
+// entrySequence returns the sequence of the entry at b, if it is one.
+func entrySequence(b []byte) uint64 { return binary.BigEndian.Uint64(b[8:]) }
+
 // parseEntry reads the entry that begins b, if there is one of that epoch and sequence. b has at least the
 // octets that entryLength says.
 func parseEntry(b []byte, epoch, seq uint64) (e entry, ok bool) {
 	n, mark := entryLength(b)
-	if binary.BigEndian.Uint64(b[8:]) != seq || mark && n != entrySize+markSize {
+	if entrySequence(b) != seq || mark && n != entrySize+markSize {
 		return e, false
 	}
 	if binary.BigEndian.Uint32(b[4:]) != checksum(epoch, b[:n]) {

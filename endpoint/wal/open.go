@@ -260,7 +260,7 @@ func (r *reader) entry(ctx context.Context, c *cursor) (*entry, error) {
 	}
 	n, _ := entryLength(b)
 	size := l.padded(n)
-	if size > l.maxEntry || c.pos+size > l.segment {
+	if size > l.maxEntry || c.pos+size > l.segment || entrySequence(b) != c.next { // and nothing is read behind its first block
 		return nil, nil
 	}
 	if b, err = r.at(ctx, c, size); err != nil {

@@ -419,6 +419,36 @@ func TestUnreadableBehindTheEnd(t *testing.T) {
 	}
 }
 
+// Nor does one in what a lap before has left there, however long that entry is: its sequence says that it is not the next one.
+func TestUnreadableOfTheLapBefore(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	mustAppend(t, l, nil)
+	lsn := mustAppend(t, l, make([]byte, 2*testBlock)) // in three blocks
+	for l.serial < l.segments {
+		lsn = mustAppend(t, l, make([]byte, 4*testBlock)) // it fills most of a segment
+		must(t, l.Truncate(lsn))
+	}
+	for l.serial == l.segments {
+		mustAppend(t, l, nil)
+	}
+	must(t, l.Close())
+	bad := 3 * int64(testBlock)
+	if l.pos != bad-testBlock {
+		t.Fatalf("the log ends at %d", l.pos)
+	}
+	disk.Fault = func(op *backend.Op) error {
+		if op.Kind == backend.Read && op.Off <= bad && op.Off+op.Len > bad {
+			return &backend.MediumError{Kind: op.Kind, Off: bad, Err: errors.New("broken on purpose")}
+		}
+		return nil
+	}
+	l = mustOpen(t, disk, Options{})
+	if last := mustAppend(t, l, nil); last <= lsn {
+		t.Errorf("record %d comes behind record %d", last, lsn)
+	}
+}
+
 // A connection that ends while a batch is written, and a store that was opened again and has lost what was not
 // flushed: the log writes the batch again.
 func TestRestartedStore(t *testing.T) { nearAndFar(t, testRestartedStore) }
