@@ -131,6 +131,14 @@ func (d *Disk) settle(off, n int64) {
 	d.pending = rest
 }
 
+// Forget has all that is not durable never become so, unless it is written again: it is read until a power cut, and flushes end
+// well. Linux does that with pages that it could not write, when somebody has been told.
+func (d *Disk) Forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pending = nil
+}
+
 // Crash returns what a power cut may leave now: what is durable, and of the rest each sector with this
 // chance. With chance 0 it is what is durable, and with 1 all; then r may be nil.
 func (d *Disk) Crash(r *rand.Rand, chance float64) []byte {

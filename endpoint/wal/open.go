@@ -100,8 +100,22 @@ func (l *Log) prepare(ctx context.Context, o Options) error {
 		l.epoch = binary.BigEndian.Uint64(b[:]) >> 2 // there is room to count
 	} else if err := l.recover(ctx, headers); err != nil {
 		return err
+	} else if err := l.rewrite(ctx); err != nil {
+		return err
 	}
 	return l.e.Flush(ctx)
+}
+
+// rewrite writes again what the last batch can have written. That may have failed, and its bytes are read from a cache all the same, as
+// Linux keeps those of pages that it could not write: no flush makes them durable, and what is appended would stand behind a hole after
+// the next power cut.
+func (l *Log) rewrite(ctx context.Context) error {
+	from := max(l.pos-batchSize, 0)
+	b := l.open.buf[:l.pos-from]
+	if err := l.e.ReadAt(ctx, b, l.start(l.serial)+from); err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	return l.e.WriteAt(ctx, b, l.start(l.serial)+from)
 }
 
 // shape is that of a new log.

@@ -44,7 +44,7 @@
 // ErrTaken: no record that was acknowledged is overwritten.
 //
 // Open flushes before it returns: what it has found may have been in a cache only, and must not be gone after
-// the next crash.
+// the next crash. Before that it writes again what the last batch may have written: if that has failed, a flush does not help.
 package wal
 
 import (

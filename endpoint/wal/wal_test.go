@@ -399,6 +399,32 @@ func TestFailingStore(t *testing.T) {
 	}
 }
 
+// Of a batch that has failed the bytes may be in a cache, and never get from there to the medium. If they are found when the log is opened
+// again, they do not become a hole before what is appended then.
+func TestFailedBatchInTheCache(t *testing.T) {
+	broken := errors.New("broken on purpose")
+	for what, before := range map[string][]string{"records": {"first"}, "a header": {}} {
+		disk := backendtest.NewDisk(testSize, testBlock)
+		l := mustOpen(t, disk, Options{Segment: testSegment})
+		for _, p := range before {
+			mustAppend(t, l, []byte(p))
+		}
+		disk.Durable = func(*backend.Op) error { return &durable.LostError{Err: broken} }
+		if _, w := l.Append([]byte("failed")); !errors.Is(w.Wait(), broken) {
+			t.Errorf("%s: %v", what, w.Wait())
+		}
+		_ = l.Close() // which has the same error
+		disk.Durable = nil
+		disk.Forget()
+		l = mustOpen(t, disk, Options{})
+		mustAppend(t, l, []byte("last"))
+		l = mustOpen(t, backendtest.DiskOf(disk.Crash(nil, 0), testBlock), Options{Segment: testSegment})
+		if got := records(t, l); len(got) == 0 || got[len(got)-1] != "last" {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
 // A block that the medium cannot read, behind the end of the log, keeps nobody from it.
 func TestUnreadableBehindTheEnd(t *testing.T) {
 	disk := backendtest.NewDisk(testSize, testBlock)
