@@ -29,7 +29,7 @@ import (
 //
 // On all of them each connection has a domain of its own (Target.isolated), so that STags which it has learned or
 // guessed are of no use to another. Arenas are registered there when they are first used, for
-// local use only, and stay registered until the connection ends.
+// local use only, and stay registered until the connection ends, or nobody has used them for some time.
 type domain struct {
 	target *Target
 	pd     rdma.Domain
@@ -46,6 +46,9 @@ func (t *Target) newDomain() (*domain, error) {
 	if d.pd, err = t.cfg.Device.NewDomain(); err != nil {
 		return nil, t.wrap(err)
 	}
+	t.domainMu.Lock()
+	t.domains[d] = struct{}{}
+	t.domainMu.Unlock()
 	return d, nil
 }
 
@@ -126,17 +129,25 @@ func (t *Target) arena(b []byte) *mem.Arena {
 
 // close gives the device back what the domain has.
 func (d *domain) close() error {
+	errs := d.deregisterAll()
+	d.target.domainMu.Lock()
+	delete(d.target.domains, d)
+	d.target.domainMu.Unlock()
+	return errors.Join(append(errs, d.pd.Close())...)
+}
+
+// deregisterAll takes all arenas away from the device, for good.
+func (d *domain) deregisterAll() (errs []error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
-	var errs []error
 	for _, r := range *d.regions.Load() {
 		if r != nil {
 			errs = append(errs, r.Deregister())
 		}
 	}
 	d.regions.Store(new([]rdma.Region))
-	return errors.Join(append(errs, d.pd.Close())...)
+	return errs
 }
 
 // refused notes why the device does not take memory.

@@ -68,6 +68,9 @@ type Target struct {
 	outs  []*mem.Lease // the memory of free; does not change
 	free  [][]byte     // guarded by outMu
 
+	domainMu sync.Mutex           // taken before domain.mu
+	domains  map[*domain]struct{} // that are open; guarded by domainMu
+
 	arenas    atomic.Pointer[[]*mem.Arena] // of the pool
 	stopWatch func()
 	regErr    atomic.Pointer[error]
@@ -84,7 +87,7 @@ type Target struct {
 
 // NewTarget makes the memory of the pool known to the device, and posts receives. Close has to be called in the end.
 func NewTarget(cfg Config) (*Target, error) {
-	t := &Target{cfg: cfg, limits: cfg.Device.Limits()}
+	t := &Target{cfg: cfg, limits: cfg.Device.Limits(), domains: make(map[*domain]struct{})}
 	t.none.L = &t.connMu
 	t.read, t.write = manager.ReadLimits(t.limits, chunk), manager.WriteLimits(t.limits, chunk)
 	t.named = t.limits.ReadSinkWrite || t.limits.UnguardedRead
@@ -96,11 +99,7 @@ func NewTarget(cfg Config) (*Target, error) {
 			return nil, err
 		}
 	}
-	idle := t.idle
-	if t.isolated {
-		idle = nil // connections register for themselves, until they end
-	}
-	t.stopWatch = cfg.Pool.Arenas(t.grown, idle)
+	t.stopWatch = cfg.Pool.Arenas(t.grown, t.idle)
 	if e := t.regErr.Load(); e != nil {
 		return nil, errors.Join(*e, t.Close())
 	}
@@ -143,8 +142,12 @@ func (t *Target) grown(a *mem.Arena) {
 
 // idle lets go of an arena that nobody uses: the pool is about to give its memory back.
 func (t *Target) idle(a *mem.Arena) {
-	if err := t.domain.deregister(a); err != nil {
-		t.cfg.Logger.Error("idle I/O memory stays with the device", "device", t.limits.Name, "reason", err)
+	t.domainMu.Lock()
+	defer t.domainMu.Unlock()
+	for d := range t.domains {
+		if err := d.deregister(a); err != nil {
+			t.cfg.Logger.Error("idle I/O memory stays with the device", "device", t.limits.Name, "reason", err)
+		}
 	}
 }
 
