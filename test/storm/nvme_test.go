@@ -2,6 +2,7 @@ package storm
 
 import (
 	"math/rand/v2"
+	"net"
 	"testing"
 
 	"oneshot/initiator/host"
@@ -27,9 +28,13 @@ type nvmeRig struct {
 func startNVMe(t *testing.T, access string, o host.Options) *nvmeRig {
 	t.Helper()
 	d := start(t, `
-stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}, c: {type: memory, size: 16MiB}}
+stores:
+  a: {type: memory, size: 16MiB}
+  b: {type: file, path: $DIR/b.img, size: 16MiB}
+  c: {type: memory, size: 16MiB}
+  f: {type: file, path: $DIR/f.img, size: 16MiB}
 targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b}}]
-subsystems: [{nqn: "`+nqn+`", namespaces: {1: c}`+access+`}]
+subsystems: [{nqn: "`+nqn+`", namespaces: {1: c, 2: f}`+access+`}]
 portals: [{listen: $PORTAL}, {transport: nvme-tcp, listen: $PORTAL2}]
 management: {socket: $DIR/socket}
 limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
@@ -41,11 +46,15 @@ limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connecti
 	if r.host, err = host.Dial(t.Context(), host.URL{Address: r.addr, Subsystem: nqn}, o); err != nil {
 		t.Fatal(err)
 	}
-	n, err := r.host.Namespace(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
+	var disks []attack.Disk
+	for id := range uint32(2) {
+		n, err := r.host.Namespace(t.Context(), 1+id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		disks = append(disks, n)
 	}
-	r.innocent = attack.Watch(t, attack.Often, []attack.Disk{n}, r.host.Close)
+	r.innocent = attack.Watch(t, attack.Often, disks, r.host.Close)
 	r.innocent.Works()
 	d.status() // whose connection stays
 	r.idle = d.descriptors()
@@ -82,6 +91,7 @@ func TestNVMeStorm(t *testing.T) {
 		{"Asynchronous Event Requests without end", 40, s.eventFlood},
 		{"a keep-alive that is lost", 40, s.silence},
 		{"queues that close in the middle of a transfer", 60, s.torn},
+		{"Reads, unread, for more than all I/O memory", 150, s.hogs},
 	}, func(assault) {})
 	if x := s.status(); x.NVMe.Counters.ProtocolErrors == 0 || x.NVMe.Counters.DigestErrors != 1 {
 		t.Errorf("%+v", x.NVMe.Counters)
@@ -288,4 +298,37 @@ func (s *nvmeStorm) torn() {
 		_ = admin.C.Close()
 	}
 	s.until("no I/O memory is in use but the input of witnesses", func() bool { return s.status().Buffers.InUse <= 1<<20 })
+}
+
+// hogs are queues that ask for more data than there is I/O memory, and take none of it. The target drops those that go on without taking
+// anything. The witnesses, who read from files as well, go on meanwhile.
+func (s *nvmeStorm) hogs() {
+	const queues, reads, each = 30, 100, 1 << 20
+	admin := s.admin(pdu.IC{})
+	var all []*nvmetest.Host
+	for i := range queues {
+		h := admin.Queue(uint16(1+i), 0)
+		c := nvmetest.RW(nvme.Read, 0, each/512)
+		if c.NSID = 2; i == 0 {
+			h.Must(c, nil, each) // what is asked for is there
+		}
+		_ = h.C.(*net.TCPConn).SetReadBuffer(4096)
+		for range reads {
+			h.Start(c, nil, each)
+		}
+		all = append(all, h)
+	}
+	s.until("most of the I/O memory is taken", func() bool {
+		s.Works()
+		b := s.status().Buffers
+		return b.InUse >= b.Limit*2/3
+	})
+	for range 10 {
+		s.Works()
+		s.innocent.Works()
+	}
+	s.until("those who take nothing are dropped", func() bool { return s.logged("the host has taken no answers for") > 0 })
+	for _, h := range append(all, admin) {
+		_ = h.C.Close()
+	}
 }
