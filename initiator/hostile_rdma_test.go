@@ -2,6 +2,7 @@ package initiator_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"sync"
@@ -268,7 +269,9 @@ func TestWrongClose(t *testing.T) {
 // What closes right is taken: the response, a Reject of the command, the response to its ABORT TASK.
 func TestRightClose(t *testing.T) {
 	noLeaks(t)
+	asked := make(chan struct{})
 	s, _ := dialRDMA(t, func(g *rdmaTarget) {
+		var kept rdma.STag
 		for i := 0; ; i++ {
 			h, _, stag, ok := g.next()
 			switch {
@@ -276,20 +279,34 @@ func TestRightClose(t *testing.T) {
 				return
 			case h.Opcode() == pdu.OpLogoutRequest:
 				g.say(&pdu.LogoutResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil, 0)
-			case i == 0:
-				g.say(&pdu.SCSIResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil, stag)
-			default:
+			case h.Opcode() == pdu.OpTaskManagementRequest:
+				g.say(&pdu.TaskManagementResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil, kept)
+			case i == 1:
 				g.say(&pdu.RejectFields{Reason: pdu.RejectProtocolError, DataSegmentLength: pdu.BHSLen, Sequence: g.sequence()}, h[:pdu.BHSLen], stag)
+			case i == 2:
+				kept = stag
+				close(asked)
+			default:
+				g.say(&pdu.SCSIResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil, stag)
 			}
 		}
 	})
-	read := func() error {
-		return s.Do(t.Context(), &initiator.Command{CDB: []byte{0x88, 13: 8, 15: 0}, In: make([]byte, 4096)})
+	read := func(ctx context.Context) error {
+		return s.Do(ctx, &initiator.Command{CDB: []byte{0x88, 13: 8, 15: 0}, In: make([]byte, 4096)})
 	}
-	check(t, read())
-	if err := read(); err == nil || !strings.Contains(err.Error(), "rejects") {
+	check(t, read(t.Context()))
+	if err := read(t.Context()); err == nil || !strings.Contains(err.Error(), "rejects") {
 		t.Errorf("a command that is rejected ends with %v", err)
 	}
+	ctx, cancel := newContext(t)
+	done := make(chan error)
+	go func() { done <- read(ctx) }()
+	<-asked
+	cancel()
+	if err := <-done; !errors.Is(err, ctx.Err()) {
+		t.Errorf("a command that is aborted ends with %v", err)
+	}
+	check(t, read(t.Context()))
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
