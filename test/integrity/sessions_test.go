@@ -20,7 +20,7 @@ stores:
 targets:
   - {iqn: ` + iqn + `a, luns: {0: memory, 1: file, 2: {store: direct, block_size: 4096}}}
   - {iqn: ` + iqn + `i, luns: {0: quiet, 1: still}}
-  - {iqn: ` + iqn + `b, luns: {0: {store: memory, block_size: 4096}, 1: {store: file, block_size: 4096, product: A}, 2: {store: direct, block_size: 4096}}}
+  - {iqn: ` + iqn + `b, luns: {0: {store: memory, block_size: 4096, product: A}, 1: {store: file, block_size: 4096, product: A}, 2: {store: direct, block_size: 4096, product: A}}}
 portals:
   - {transport: tcp, listen: $PORTAL}
   - {transport: iwarp, listen: $PORTAL2}
@@ -66,8 +66,8 @@ func TestCuts(t *testing.T) {
 	r.besides(loadBound, func() { r.work(6_000, all, nil) })
 }
 
-// TestReload: the configuration changes again and again under load, and each LUN of target b shows another
-// store each time.
+// TestReload: the configuration changes again and again under load. Each time the LUNs of target b have other options, and are
+// logical units made anew, whose commands meet those of the former ones and of target a.
 func TestReload(t *testing.T) {
 	r := newRun(t)
 	r.start(config)
