@@ -12,13 +12,16 @@ import (
 	"oneshot/transport/rdma/rdmatest"
 )
 
-// fetched are the commands of an I/O queue whose data are fetched, with what would do harm if it were executed.
+// fetched are the commands of an I/O queue whose data are fetched, with what would do harm if it were executed. TestFetchedIsAll holds
+// them against what the target says that it has.
 var fetched = map[string]struct {
 	c    nvme.Command
 	data []byte
 }{
 	"Write":                {rw(nvme.Write, 64, 4096), bytes.Repeat([]byte("harm"), 1024)},
 	"Write of many Reads":  {rw(nvme.Write, 64, 1<<20), bytes.Repeat([]byte("harm"), 1<<18)},
+	"Compare":              {rw(nvme.Compare, 64, 4096), make([]byte, 4096)},
+	"Copy":                 {nvme.Command{Opcode: nvme.Copy, NSID: 1, DWords: [6]uint32{64}}, nvme.AppendCopyRange(nil, 128, 8)},
 	"Dataset Management":   {nvme.Command{Opcode: nvme.DSM, NSID: 1, DWords: [6]uint32{0, 4}}, []byte{4: 8, 15: 0}},
 	"Reservation Register": {nvme.Command{Opcode: nvme.ReservationRegister, NSID: 1}, nvme.AppendKeys(nil, 0, 7)},
 	"Reservation Acquire":  {nvme.Command{Opcode: nvme.ReservationAcquire, NSID: 1, DWords: [6]uint32{1 << 8}}, nvme.AppendKeys(nil, 7, 0)},
@@ -66,6 +69,28 @@ func TestUnfetched(t *testing.T) {
 					t.Errorf("the reservation report is % x", got)
 				}
 			})
+		}
+	}
+}
+
+// TestFetchedIsAll: fetched has every command whose data come from the host. The effects log (Base 2.0 §5.16.1.6) says which commands
+// there are, and their opcodes which way the data go (§3.3.3.1).
+func TestFetchedIsAll(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	admin, _ := b.queues()
+	log := nvme.Command{Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogEffects) | (nvme.EffectsLen/4-1)<<16}}
+	effects := b.run(admin, log, nil, nvme.EffectsLen)
+	const io, supported, fromHost = 1024, 1, 1
+	tried := make(map[nvme.Opcode]bool)
+	for name, c := range fetched {
+		op := c.c.Opcode
+		if tried[op] = true; effects[io+4*int(op)]&supported == 0 {
+			t.Errorf("%s is not there", name)
+		}
+	}
+	for op := range 256 {
+		if effects[io+4*op]&supported != 0 && op&fromHost != 0 && !tried[nvme.Opcode(op)] {
+			t.Errorf("the command %#02x fetches data, and is not tried without them", op)
 		}
 	}
 }
