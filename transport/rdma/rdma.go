@@ -48,11 +48,13 @@
 //	iWARP cards        copied, or acknowledged by    the same                             copied by Post
 //	                   the peer's TCP
 //	local, remote      acknowledged by the peer      acknowledged                         local: copied by Post
+//	nic                what its card has: iwarp, or local                                 copied by Post
 //
 // The completion of a Read Response is not told at the end that serves the Read: the memory may change when the peer has
 // said, after its Read has completed, that it has the bytes, or when the memory is no longer registered. siw sends Read
 // Responses of a page or more without a copy, too: TCP refers to the pages until the peer's TCP has acknowledged them,
-// which it has when the peer's Read has completed.
+// which it has when the peer's Read has completed. If the memory is deregistered and changes before that, the peer gets
+// other bytes there, or the connection ends for a wrong CRC.
 package rdma
 
 import (
