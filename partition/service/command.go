@@ -111,11 +111,12 @@ func (c *conn) request(b []byte, slot int, m *rdma.Completion) bool {
 		h.leave()
 		return false
 	}
-	if st := h.check(&r); st != wire.OK {
+	st := h.check(&r)
+	h.again(x)
+	if st != wire.OK && !x.settled { // what was done is answered whatever has become of the partition
 		x.answer(st, 0)
 		return false
 	}
-	h.again(x)
 	if x.settled && !x.fenced() {
 		x.answer(x.status, x.value)
 		return false

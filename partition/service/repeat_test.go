@@ -343,6 +343,36 @@ func TestFenceTakesNoPlace(t *testing.T) {
 	}
 }
 
+// What was done before the partition has gone is answered as done, not as refused.
+func TestDoneBeforeItHasGone(t *testing.T) {
+	b := newBench(t, false, plenty, service.Config{})
+	c := b.use(0)
+	add := wire.Request{Op: wire.Add, Tag: 1, Length: 8, New: 5}
+	fenced := wire.Request{Op: wire.Write, Flags: wire.Inline | wire.Fence, Tag: 2, Length: 512, Offset: 4096}
+	c.do(add)
+	c.do(fenced)
+	c = b.resume(c, c.info.Session, 0)
+	b.mu.Lock()
+	gone := b.told[len(b.told)-1]
+	b.mu.Unlock()
+	gone(errors.New("the partition is renamed"))
+	if r := c.do(wire.Request{Op: wire.Read, Tag: 3, Length: 512}); r.Status != wire.Gone {
+		t.Errorf("%+v", r)
+	}
+	add.Flags |= wire.Again
+	fenced.Flags |= wire.Again
+	if r := c.do(add); r.Status != wire.OK || r.Value != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := c.do(fenced); r.Status != wire.OK {
+		t.Errorf("%+v", r)
+	}
+	fenced.Tag = 4
+	if r := c.do(fenced); r.Status != wire.Gone {
+		t.Errorf("%+v", r)
+	}
+}
+
 // keptOpen is a store that outlives its volume.
 type keptOpen struct{ backend.Store }
 
