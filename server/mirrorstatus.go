@@ -144,7 +144,11 @@ func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgm
 	default:
 		c.State = mgmt.CopyStale
 	}
-	if id == s.self && st.Failed != nil && c.Reason == "" {
+	switch {
+	case id != s.self || c.Reason != "":
+	case st.Unsaved != nil:
+		c.Reason = fmt.Sprintf("its metadata cannot be saved (%v), which is tried again and again, and what is written may wait for that: make room in cluster.state, or mend its disk", st.Unsaved)
+	case st.Failed != nil:
 		c.Reason = fmt.Sprintf("its disk does not take what is written (%v), which is tried again and again: make room, or mend the disk", st.Failed)
 	}
 	return c

@@ -159,4 +159,11 @@ func TestStatusOfDiskThatFails(t *testing.T) {
 	if c := m.copyStatus(&st, m.idOf("b"), "b"); c.Reason != "" {
 		t.Errorf("the copy of another one: %+v", c)
 	}
+	st.Failed, st.Unsaved = nil, errors.New("the disk has not answered for 6s")
+	if c := m.copyStatus(&st, m.self, "a"); !strings.Contains(c.Reason, "its metadata cannot be saved (the disk has not answered for 6s)") {
+		t.Errorf("the copy of this node: %+v", c)
+	}
+	if c := m.copyStatus(&st, m.idOf("b"), "b"); c.Reason != "" {
+		t.Errorf("the copy of another one: %+v", c)
+	}
 }

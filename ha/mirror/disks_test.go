@@ -634,3 +634,44 @@ func TestReadErrorsOnBoth(t *testing.T) {
 		mendB()
 	})
 }
+
+// TestUnsaved: status says that the metadata of the only copy in sync cannot be saved, though nobody has written anything, until they can.
+func TestUnsaved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		defer l.end()
+		l.begin()
+		a := l.nodes[0]
+		l.nodes[1].kill()
+		l.alone(a)
+		until := func(text string) {
+			t.Helper()
+			for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+				st, _ := a.mirror.Status()
+				if text == "" && st.Unsaved == nil || text != "" && st.Unsaved != nil && strings.Contains(st.Unsaved.Error(), text) {
+					return
+				}
+				if time.Since(began) > 15*time.Second {
+					t.Fatalf("want %q: %v", text, st.Unsaved)
+				}
+			}
+		}
+		full := func(is bool) {
+			a.files.mu.Lock()
+			defer a.files.mu.Unlock()
+			a.files.full = is
+		}
+		until("")
+		full(true)
+		until("no space left")
+		full(false)
+		until("")
+		goOn := a.files.stall()
+		defer goOn()
+		until("the disk has not answered for 5s")
+		goOn()
+		until("")
+		l.nodes[1].start()
+		l.level(a)
+	})
+}

@@ -302,6 +302,7 @@ func (m *Mirror) happened(e replica.Event) {
 		m.foundOn()
 		m.enterOn()
 		m.letGo()
+		m.lookAtSave()
 		m.growOn()
 		m.lookFor()
 	case replica.Agreed:

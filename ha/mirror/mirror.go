@@ -98,6 +98,7 @@ type Mirror struct {
 	mixed    loglimit.Gate  // connections with nodes that have another transport
 	ends     loglimit.Gate
 	absences loglimit.Gate
+	unkept   loglimit.Gate // of metadata that cannot be saved
 	losses   losses
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
@@ -123,6 +124,8 @@ type Mirror struct {
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
 	doubt      *Doubt        // of the disk of this node's copy; nil: none
 	failed     error         // see Status.Failed
+	unsaved    error         // of the save under way, if it was tried in vain
+	saveBegan  time.Duration // when that has begun; 0: none is under way
 	core       *replica.Core // nil, too
 	viewed     replica.View  // the newest that was told
 	arena      []byte
@@ -401,7 +404,8 @@ func (m *Mirror) saveOn() {
 			if err == nil || m.ctx.Err() != nil {
 				break
 			}
-			m.opts.Log.Error("the metadata of a mirror's copy cannot be saved; the copy waits until they can", "reason", err)
+			m.logSome(&m.unkept, slog.LevelError, "the metadata of a mirror's copy cannot be saved; the copy waits until they can", slog.Any("reason", err))
+			m.push(item{call: func() { m.unsaved = err }})
 			select {
 			case <-m.ctx.Done():
 			case <-time.After(saveAgain):
@@ -409,6 +413,7 @@ func (m *Mirror) saveOn() {
 		}
 		m.push(item{call: func() {
 			m.works--
+			m.unsaved, m.saveBegan = nil, 0
 			if m.doubt != nil && s.Known {
 				m.doubt.Taken = true
 			}
@@ -418,6 +423,25 @@ func (m *Mirror) saveOn() {
 }
 
 const saveAgain = 200 * time.Millisecond
+
+// notSaved says why the metadata are not saved; nil: they are, or may be soon.
+func (m *Mirror) notSaved() error {
+	took := m.now - m.saveBegan
+	switch {
+	case m.saveBegan == 0 || m.unsaved == nil && took < m.cfg.SlowCopy:
+		return nil
+	case m.unsaved != nil:
+		return m.unsaved
+	}
+	return fmt.Errorf("the disk has not answered for %v", took.Truncate(time.Second))
+}
+
+// lookAtSave writes into the log that the disk does not answer.
+func (m *Mirror) lookAtSave() {
+	if err := m.notSaved(); err != nil && m.unsaved == nil {
+		m.logSome(&m.unkept, slog.LevelError, "the metadata of a mirror's copy cannot be saved; the copy waits until they can", slog.Any("reason", err))
+	}
+}
 
 // Close ends the life of the copy: a primary makes durable what was written, on W copies, and the others see this node
 // go. No operation is outstanding. An error says what was not made durable.

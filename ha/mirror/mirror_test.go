@@ -77,7 +77,7 @@ type files struct {
 	mu      sync.Mutex
 	m       map[string]*file
 	durable map[string]*file // names, as of the last SyncDir
-	full    bool             // no file can be made
+	full    bool             // no file can be made, nor written to
 	hang    chan struct{}    // the disk answers when it is closed; nil: it answers
 }
 
@@ -164,6 +164,9 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 	f.fs.answer()
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
+	if f.fs.full {
+		return 0, errors.New("no space left")
+	}
 	f.b = append(f.b, make([]byte, max(0, int(off)+len(b)-len(f.b)))...)
 	return copy(f.b[off:], b), nil
 }

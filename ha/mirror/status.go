@@ -22,6 +22,7 @@ type Status struct {
 	Pace      replica.Pace      // of copies that are brought level, and compared
 	Yields    bool              // of a primary: it gives way to hosts now
 	Doubt     *Doubt            // of the disk of this node's copy; nil: none
+	Unsaved   error             // why the metadata of this node's copy cannot be saved; nil: they can, as far as is known
 	Failed    error             // what the disk of this node's copy has last failed with when it was written to or synced; nil: it has done so since
 	Takeovers uint64            // how often this node became the primary, in this life
 	Takeover  Takeover          // the last one
@@ -48,7 +49,7 @@ func (m *Mirror) Status() (s Status, ok bool) {
 		if m.doubt != nil {
 			s.Doubt = new(*m.doubt)
 		}
-		s.Failed = m.failed
+		s.Failed, s.Unsaved = m.failed, m.notSaved()
 		s.Pace, s.Yields = m.core.Paced()
 		suspects := m.core.Suspects()
 		s.Suspect = int64(suspects.Len()) * m.cfg.Granule

@@ -470,6 +470,7 @@ func (m *Mirror) work(a replica.Action) {
 		m.newWork(a.ID, workSync, backend.Op{Kind: backend.Flush}, nil)
 	case replica.Save:
 		m.works++
+		m.saveBegan = max(m.now, 1)
 		m.saves <- m.sampled(a) // there is one at a time
 	case replica.Pull:
 		m.pull(&a)
