@@ -49,7 +49,8 @@ func (f *fake) Status() Status {
 		Buffers: Buffers{Limit: 1 << 30, InUse: 4096},
 		Portals: []Portal{{"tcp", "127.0.0.1:3260"}},
 		Cluster: &Cluster{
-			Members: []Member{{Name: "n", Leaving: true}, {Name: "n", Up: true, Drained: true}}, // the second one takes the place of the first
+			Node: "own", Trouble: "its disk is full",
+			Members: []Member{{Name: "n", Leaving: true}, {Name: "n", Up: true, Drained: true, Stuck: true}, {Name: "own"}}, // the second one takes the place of the first
 			Mirrors: []Mirror{{
 				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, MinCopies: 2, Waiting: 2, Copied: 9, Lost: 34, Takeovers: 4,
 				Takeover: &Takeover{Silence: 35e7, Promises: 2e7, Agreed: 1e7},
@@ -505,6 +506,8 @@ func TestMetrics(t *testing.T) {
 		`oneshot_nvme_protocol_errors_total 25`,
 		`oneshot_cluster_node_up{node="n"} 1`,
 		`oneshot_cluster_node_drained{node="n"} 1`,
+		`oneshot_cluster_node_stuck{node="n"} 1`,
+		`oneshot_cluster_node_stuck{node="own"} 1`,
 		`oneshot_cluster_node_leads{node="n"} 0`,
 		`oneshot_mirror_primary{mirror="m"} 1`,
 		`oneshot_mirror_term{mirror="m"} 17`,

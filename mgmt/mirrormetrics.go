@@ -5,6 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 var (
 	descNodeUp      = desc("cluster_node_up", "1: this node hears that one.", "node")
 	descNodeDrained = desc("cluster_node_drained", "1: the node is to serve nothing.", "node")
+	descNodeStuck   = desc("cluster_node_stuck", "1: the node takes no part in consensus, as it says: the disk of its log takes nothing, or the others refuse it.", "node")
 	descNodeLeads   = desc("cluster_node_leads", "1: the node leads consensus, as far as this one knows.", "node")
 
 	descMirrorPrimary  = desc("mirror_primary", "1: this node serves the mirror.", "mirror")
@@ -28,7 +29,7 @@ var (
 )
 
 var mirrorDescs = []*prometheus.Desc{
-	descNodeUp, descNodeDrained, descNodeLeads,
+	descNodeUp, descNodeDrained, descNodeStuck, descNodeLeads,
 	descMirrorPrimary, descMirrorTerm, descMirrorLog, descMirrorLogSize, descMirrorRecords, descMirrorLeast, descMirrorWaiting, descMirrorCopied, descMirrorMissing, descMirrorLost, descMirrorTakes,
 	descMirrorTook, descMirrorVerified, descMirrorDiffer, descCopyState, descCopyLacks, descCopyLag,
 }
@@ -45,7 +46,12 @@ func collectCluster(ch chan<- prometheus.Metric, c *Cluster) {
 		for _, x := range []struct {
 			desc *prometheus.Desc
 			is   bool
-		}{{descNodeUp, m.Up}, {descNodeDrained, m.Drained}, {descNodeLeads, m.Leads}} {
+		}{
+			{descNodeUp, m.Up},
+			{descNodeDrained, m.Drained},
+			{descNodeStuck, m.Stuck || m.Name == c.Node && c.Trouble != ""},
+			{descNodeLeads, m.Leads},
+		} {
 			ch <- prometheus.MustNewConstMetric(x.desc, prometheus.GaugeValue, one(x.is), m.Name)
 		}
 	}

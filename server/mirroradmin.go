@@ -314,6 +314,11 @@ func (m *member) lookWhoIsStuck(ctx context.Context) {
 				names = append(names, o.Name)
 			}
 		}
+		for _, name := range names {
+			if !m.isStuck(name) {
+				m.log.Warn("another node takes no part in consensus, as it says: the disk of its log is full, fails or does not answer", "node", name)
+			}
+		}
 		m.stuck.Store(&names)
 		m.tellUnfit()
 	}
