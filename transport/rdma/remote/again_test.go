@@ -747,6 +747,23 @@ func TestRestart(t *testing.T) {
 	if _, ok := errors.AsType[*remote.LostError](<-u.gone); !ok {
 		t.Error("an atomic operation that may be lost is not told of")
 	}
+	// One before a barrier is durable.
+	for _, n := range []int{512, 3 << 20} { // in one request, and in several
+		u = use(t, d, addr+"/disk/log", rdma.OrderStrict)
+		u.post(u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 0))
+		u.want(1, rdma.StatusOK)
+		u.post(u.work(rdma.OpWrite, 2, rdma.Barrier, 0, n, 512))
+		u.want(2, rdma.StatusOK)
+		f.restart(addr)
+		u.post(u.work(rdma.OpRead, 3, 0, 0, 512, 0))
+		u.want(3, rdma.StatusOK)
+		u.post(u.work(rdma.OpFetchAdd, 4, 0, 0, 8, 0)) // behind it
+		u.want(4, rdma.StatusOK)
+		f.restart(addr)
+		if _, ok := errors.AsType[*remote.LostError](<-u.gone); !ok {
+			t.Error("an atomic operation behind a barrier, which may be lost, is not told of")
+		}
+	}
 }
 
 // The queue pair ends if the name now stands for another partition, or if the connection does not come back.

@@ -61,6 +61,9 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 
 // succeeded notes what a good response says.
 func (q *queuePair) succeeded(w *work, r *wire.Response) {
+	if w.flags&rdma.Barrier != 0 {
+		q.flushed(w)
+	}
 	switch r.Op {
 	case wire.Read:
 		q.n.Reads.Add(1)
@@ -79,9 +82,14 @@ func (q *queuePair) succeeded(w *work, r *wire.Response) {
 			q.unnumbered++
 		}
 	case wire.Flush:
-		if q.info.Durability != rdma.DurabilityNone {
-			q.settled = max(q.settled, w.flushs)
-		}
+		q.flushed(w)
+	}
+}
+
+// flushed notes that a flush or a barrier has made durable what was complete when its request was made.
+func (q *queuePair) flushed(w *work) {
+	if q.info.Durability != rdma.DurabilityNone {
+		q.settled = max(q.settled, w.flushs)
 	}
 }
 

@@ -217,6 +217,9 @@ func (q *queuePair) request(p *piece, op wire.Op, off, n int64) {
 	if w.flags&rdma.RelaxedOrder != 0 {
 		p.r.Flags |= wire.Relaxed
 	}
+	if p.r.Flags&wire.Barrier != 0 && !p.again { // else it may have been executed when less was complete
+		w.flushs = q.unnumbered
+	}
 	if w.durable && !p.gate && op != wire.Read && op != wire.Flush {
 		p.r.Flags |= wire.Durable
 	}
