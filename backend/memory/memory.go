@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
+	"oneshot/internal/invariant"
+	"oneshot/internal/iov"
 )
 
 const (
@@ -99,17 +101,12 @@ func (s *Store) Submit(op *backend.Op) bool {
 
 // write counts the pages as mapped when the bytes stand in them.
 func (s *Store) write(op *backend.Op) {
-	segs, skip := op.Segs, 0
+	from := iov.At(op.Segs, 0)
 	for off, n := op.Off, int64(0); off < op.Off+op.Len; off += n {
 		n = pieceAt(off, op.Off+op.Len)
 		s.regions.lock(off, n)
-		for at := s.data[off : off+n]; len(at) > 0; {
-			k := copy(at, segs[0][skip:])
-			at = at[k:]
-			if skip += k; skip == len(segs[0]) {
-				segs, skip = segs[1:], 0
-			}
-		}
+		copied := from.CopyOut(s.data[off : off+n])
+		invariant.Check(copied == int(n), "memory: a write has as many bytes as its range")
 		s.mapped.set(pagesTouched(off, n))
 		s.regions.unlock(off, n)
 	}

@@ -10,6 +10,7 @@ import (
 	"oneshot/backend"
 	"oneshot/ha/replica"
 	"oneshot/internal/invariant"
+	"oneshot/internal/iov"
 )
 
 var (
@@ -248,7 +249,8 @@ func (m *Mirror) fill(t *task, id uint64, addr int64) {
 		return // the memory was taken back
 	}
 	at := m.arena[addr : addr+t.n]
-	gather(at, t.op.Segs, t.off-t.op.Off)
+	c := iov.At(t.op.Segs, int(t.off-t.op.Off))
+	c.CopyOut(at)
 	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at), Key: t.key(), Atomic: t.op.Flags&backend.Atomic != 0, Durable: t.isFlushedNext()})
 }
 
@@ -258,30 +260,6 @@ func (t *task) key() uint64 {
 		return 0
 	}
 	return t.op.Key
-}
-
-// gather copies what is from skip on in segs.
-func gather(to []byte, segs [][]byte, skip int64) {
-	for _, s := range segs {
-		if skip >= int64(len(s)) {
-			skip -= int64(len(s))
-			continue
-		}
-		to = to[copy(to, s[skip:]):]
-		skip = 0
-	}
-}
-
-// scatter copies to segs, from skip on.
-func scatter(segs [][]byte, skip int64, from []byte) {
-	for _, s := range segs {
-		if skip >= int64(len(s)) {
-			skip -= int64(len(s))
-			continue
-		}
-		from = from[copy(s[skip:], from):]
-		skip = 0
-	}
 }
 
 // progress: a request has ended well.

@@ -5,6 +5,7 @@ import (
 
 	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
+	"oneshot/internal/iov"
 )
 
 // do does an action of the core.
@@ -53,7 +54,8 @@ func (m *Mirror) do(a replica.Action) {
 		m.lose(&a)
 	case replica.Deliver:
 		if t := m.tasks.find(a.Req); t != nil {
-			scatter(t.op.Segs, a.Off-t.op.Off, m.arena[a.Addr:a.Addr+a.Len])
+			c := iov.At(t.op.Segs, int(a.Off-t.op.Off))
+			c.CopyIn(m.arena[a.Addr : a.Addr+a.Len])
 		}
 	default:
 		m.work(a)

@@ -73,7 +73,7 @@ var rules = []rule{
 	// Queue pairs between nodes. It knows no mirror, nor which device it is.
 	{pkg: "ha/fabric", may: []string{"transport/rdma", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"ddp", "transport/rdma/iwarp", "transport/rdma/local", "transport/rdma/verbs", "transport/rdma/verbs/fake"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
-	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
+	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/iov", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
 	{pkg: "ha/front"},
 	{pkg: "ha/keeper", may: []string{"ha/front", "internal/loglimit", "internal/peercred"}, not: []string{"net/http"}},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
@@ -93,14 +93,14 @@ var rules = []rule{
 	// Controllers know volumes, and nothing of SCSI.
 	{pkg: "nvmf", may: []string{"nvme", "nvme/auth", "volume", "volume/access", "backend", "internal/baton", "internal/door", "internal/iostat", "internal/owed", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
 	{pkg: "transport/nvmetcp", may: []string{"nvmf", "nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
-	{pkg: "transport/nvmerdma", may: []string{"nvmf", "nvme", "nvme/rdma/cm", "transport/queuepair", "transport/rdma", "transport/rdma/manager", "mem"}, not: sockets[1:]},
+	{pkg: "transport/nvmerdma", may: []string{"nvmf", "nvme", "nvme/rdma/cm", "transport/queuepair", "transport/rdma", "transport/rdma/manager", "internal/iov", "mem"}, not: sockets[1:]},
 	{pkg: "transport/nvmetcp/nvmetest", may: []string{"nvme", "nvme/tcp/pdu"}},
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "internal/rounds", "mem"}}, // looks at movers from both sides
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
 	{pkg: "transport/rdma/soft", may: []string{"transport/rdma", "stag", "internal/ring"}, not: sockets},
 	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "ddp", "internal/iov", "internal/ring", "internal/stream", "mem"}},
 	// An endpoint is a view of a volume, of which it knows an interface of its own.
-	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
+	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "backend", "backend/durable", "internal/iov", "internal/ring", "mem"}, not: sockets[3:]},
 	{pkg: "transport/rdma/remote", may: []string{"transport/rdma", "transport/rdma/soft", "partition/wire", "backend", "mem"}, not: sockets[2:]},
 	// The driver and the card know each other by what they share, and by nothing else.
 	{pkg: "transport/rdma/nic", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/nic/shm", "internal/ring"}},

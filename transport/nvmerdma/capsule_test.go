@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/internal/iostat"
 	"oneshot/mem"
 	"oneshot/nvme"
@@ -218,6 +219,25 @@ func TestTooMany(t *testing.T) {
 	<-p.Over
 	if n := b.Counters().ProtocolErrors.Load(); n != 1 {
 		t.Errorf("%d protocol errors are counted", n)
+	}
+}
+
+// ordinary is a store that lends no memory, as those on disks.
+type ordinary struct{ backend.Store }
+
+// The data of a capsule for a store that lends no memory are copied to the command's own.
+func TestCapsuleForOrdinaryStore(t *testing.T) {
+	r := newLocal(t, rigConfig{store: ordinary{newStore(t)}})
+	h := r.admin().queue(1)
+	for i, n := range []int{512, capsule} {
+		want := pattern(n, i)
+		h.send(h.capsule(rw(nvme.Write, 64, n), nvme.SGL{Length: uint32(n), Type: nvme.SGLInCapsule}, want))
+		if e := h.mustComplete(); e.Status != nvme.Success {
+			t.Fatal(e.Status)
+		}
+		if got := r.contents(64*512, n); !bytes.Equal(got, want) {
+			t.Errorf("%d bytes: others were written", n)
+		}
 	}
 }
 

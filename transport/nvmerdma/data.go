@@ -2,6 +2,7 @@ package nvmerdma
 
 import (
 	"oneshot/internal/invariant"
+	"oneshot/internal/iov"
 	"oneshot/nvmf"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/manager"
@@ -16,7 +17,8 @@ func (m *Mover) GetData(nt *nvmf.Task) {
 		if nt.PlaceUnit != 0 {
 			nt.Place(0, t.came[:nt.OutLen])
 		} else {
-			scatter(nt.Out, t.came)
+			c := iov.At(nt.Out, 0)
+			c.CopyIn(t.came)
 		}
 		m.queue.GotData(nt)
 		return
@@ -57,13 +59,6 @@ func (m *Mover) deliver(t *task, n int) bool {
 	return m.Deliver(&t.ans, &t.delivery, t.In[:1], m.remote(t, n))
 }
 
-// scatter copies b to segs, as far as they go.
-func scatter(segs [][]byte, b []byte) {
-	for _, s := range segs {
-		b = b[copy(s, b):]
-	}
-}
-
 // pulled is the end of the RDMA Reads of t, good or bad.
 func (m *Mover) pulled(t *task) {
 	if !m.EndFetch(&t.pull, &t.fetch) {
@@ -74,7 +69,8 @@ func (m *Mover) pulled(t *task) {
 	m.queue.Fetching(m.pulls)
 	good := !t.pull.Failed && !m.Dead()
 	if t.bounce != nil {
-		scatter(t.Out, t.bounce)
+		c := iov.At(t.Out, 0)
+		c.CopyIn(t.bounce)
 		t.bounce = nil
 		m.GiveBack(&t.memory)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/durable"
+	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/soft"
@@ -257,7 +258,7 @@ func (e *endpoint) submit(w *work) bool {
 func (e *endpoint) submitPieces(w *work) bool {
 	size := e.q.dev.cfg.Parallel
 	w.left.Store(int32(w.cost) + 1) // and we, so that nobody is done before all are submitted
-	segs, skip := w.segs, 0
+	cur := iov.At(w.segs, 0)
 	for off := int64(0); off < w.n; off += size {
 		p := e.spare
 		if p == nil {
@@ -268,15 +269,9 @@ func (e *endpoint) submitPieces(w *work) bool {
 		n := min(size, w.n-off)
 		p.w, p.segs = w, p.segs[:0]
 		for room := n; room > 0; {
-			part := segs[0][skip:]
-			if int64(len(part)) > room {
-				part = part[:room:room]
-			}
+			part := cur.Next(int(room))
 			p.segs = append(p.segs, part)
 			room -= int64(len(part))
-			if skip += len(part); skip == len(segs[0]) {
-				segs, skip = segs[1:], 0
-			}
 		}
 		p.op = backend.Op{Kind: w.op.Kind, Flags: w.op.Flags | backend.More, Off: w.off + off, Len: n, Segs: p.segs, Done: p}
 		w.pieces = append(w.pieces, p)
