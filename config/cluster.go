@@ -105,7 +105,7 @@ func (c *Cluster) names() []string {
 func (c *Config) On(name string) (*Config, error) {
 	self := c.Cluster.Node(name)
 	if self == nil {
-		return nil, fmt.Errorf("%s: there is no node %q in the cluster %s: %s; who this machine is says --node, or else its host name",
+		return nil, fmt.Errorf("%s: there is no node %q in the cluster %s: %s; --node, or else the host name, says which node this machine is",
 			c.Cluster.Pos, name, c.Cluster.Name, choices(name, c.Cluster.names()))
 	}
 	on := *c

@@ -51,7 +51,7 @@ func TestOn(t *testing.T) {
 	if c.Targets[0].Node != "a" || c.Cluster.Self != "" || len(c.Portals) != 3 {
 		t.Errorf("On has changed the configuration: %+v", c)
 	}
-	if _, err := c.On("host7"); err == nil || !strings.Contains(err.Error(), "cluster.yaml:8:9: there is no node \"host7\" in the cluster lab: known are a, b, w; who this machine is says --node") {
+	if _, err := c.On("host7"); err == nil || !strings.Contains(err.Error(), "cluster.yaml:8:9: there is no node \"host7\" in the cluster lab: known are a, b, w; --node, or else the host name, says which") {
 		t.Error(err)
 	}
 }

@@ -20,7 +20,7 @@ var unseen = map[string]string{
 	"%s is not a regular file":                                                                                           "TestLoad",
 	"%s is larger than %d bytes: this is probably not the file that you meant":                                           "TestLoad",
 	"aliases make this configuration endless: write out what they stand for":                                             "TestAliasesEnd",
-	"%s: there is no node %q in the cluster %s: %s; who this machine is says --node, or else its host name":              "TestOn",
+	"%s: there is no node %q in the cluster %s: %s; --node, or else the host name, says which node this machine is":      "TestOn",
 	"this mapping has more than %d keys, which no configuration needs: is this the file that you meant?":                 "TestKeysAreBounded",
 	"several mappings up to here have thousands of keys, which no configuration needs: is this the file that you meant?": "TestKeysAreBounded",
 	"the YAML parser gave up (%v)":                                                                                       "FuzzParse: no input is known that makes it",

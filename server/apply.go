@@ -203,7 +203,7 @@ func (c *change) replaced() {
 		}
 		for _, f := range files {
 			if f.Replaced() {
-				c.pending = append(c.pending, fmt.Sprintf("%s: another file than the one that the store %q holds open is at %s, or none: it is served from the next start on, and what initiators have written until then is lost", store.Pos, store.Name, f.Path()))
+				c.pending = append(c.pending, fmt.Sprintf("%s: the store %q goes on with a file that was removed from %s, or replaced there, until the daemon ends; then what initiators have written to it is lost", store.Pos, store.Name, f.Path()))
 			}
 		}
 	}

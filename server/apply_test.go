@@ -585,7 +585,7 @@ portals: [{listen: "127.0.0.1:0"}]
 				t.Fatal(err)
 			}
 			done := r.apply(text)
-			if len(done.Pending) != 1 || !strings.Contains(done.Pending[0], `the store "`+c.store+`" holds open is at `+path) {
+			if len(done.Pending) != 1 || !strings.Contains(done.Pending[0], `the store "`+c.store+`" goes on with a file that was removed from `+path) {
 				t.Errorf("%s: %+v", c.file, done)
 			}
 		}

@@ -104,7 +104,7 @@ RDMA over iWARP needs no card and no kernel module.`,
 	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator, for all but nvme+tcp://")
 	p.StringVar(&f.hostNQN, "host-nqn", host.DefaultNQN, "`NQN` of this host, for nvme+tcp://")
 	p.BoolVar(&f.json, "json", false, "print JSON instead of text")
-	p.StringVar(&f.flow, "flow", "default", "`FLOW` by which memory becomes reachable over RDMA: conventional, register, window, static or one-shot; default: what suits the URL")
+	p.StringVar(&f.flow, "flow", "default", "`FLOW` by which memory becomes reachable over RDMA: conventional, register, window, static, one-shot, or default, which is what suits the URL")
 	p.BoolVar(&f.opcodes, "opcodes", false, "mark the messages of oneshot+iwarp:// by opcodes of their own instead of by flags")
 	p.IntVar(&f.immediate, "immediate", 0, "most `BYTES` of data that a write command carries with it; -1: none; 0: 8192")
 	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "`TIME` that connecting and logging in may take")

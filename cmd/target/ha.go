@@ -23,8 +23,9 @@ func haCommand() *cobra.Command {
 		Use:   "ha",
 		Short: "Make a cluster of nodes, and look after it",
 		Long: `ha has commands for the nodes of a cluster, which agree on records that outlive each
-of them. init makes a cluster, join adds a node; both work on the state directory of a
-node that does not run. The others ask a running one.`,
+of them. init makes a cluster, and join adds a node. force and rejoin are for what is lost
+for good. These four work on the state directory of a node that does not run; the others
+ask a running one.`,
 		Example: `  target ha init --config /etc/oneshot.yaml
   target ha status`,
 		Args: cobra.ArbitraryArgs,

@@ -20,7 +20,7 @@ func haVerify() *cobra.Command {
 	var how mgmt.Verify
 	var stop, progress bool
 	cmd := &cobra.Command{
-		Use:   "verify MIRROR [--repair] [--from NODE]",
+		Use:   "verify MIRROR [--repair [--from NODE] | --progress | --stop]",
 		Short: "Compare the copies of a mirror, and repair what differs",
 		Long: `verify has the primary of a mirror compare the copies that are in sync, while hosts go
 on, and shows how far it is. Its exit status is 1 if copies differ, and are not repaired.

@@ -1,4 +1,4 @@
-// Command target serves block stores to iSCSI initiators.
+// Command target serves block stores to initiators of iSCSI and hosts of NVMe over Fabrics.
 //
 //	target serve [--config FILE]     serve until SIGTERM or SIGINT
 //	target check --config FILE       validate, and show what would be served
@@ -8,7 +8,10 @@
 //	target access, target access set show and set access states of paths
 //	target partition ls|create|…     divide stores, and say who may use what
 //	target endpoint ls|drop          show and end the users of partitions
+//	target ha init|join|status|…     make a cluster of nodes, and look after it
+//	target witness, target keeper    vote in a cluster; hold addresses that go with mirrors
 //	target import FILE               turn another target's configuration into ours
+//	target rdma                      list the kernel's RDMA devices
 //	target nic                       be an RDMA card for other programs
 //	target version                   print the version and what is compiled in
 //

@@ -33,7 +33,7 @@ func partitionGrant() *cobra.Command {
 	p.Long = `grant gives somebody rights of a partition, in place of those that he has there.
 WHO is
     any           everybody
-    uid:N, gid:N  a user, or a group, of this machine (no portal knows them yet)
+    uid:N, gid:N  a user, or a group, of this machine, at a portal with transport: local
     name:NAME     a client that proves this name by a secret
 and RIGHTS are letters: r read, w write, f flush, a atomic operations, d discard,
 m manage. Of several lines that match somebody, all count. Who loses a right while

@@ -17,8 +17,8 @@ func rdmaCommand() *cobra.Command {
 		Use:   "rdma",
 		Short: "List the kernel's RDMA devices, and what prevents their use",
 		Long: `rdma lists the RDMA devices that the kernel has: cards, soft-RoCE (rxe) and siw.
-Portals with "transport: verbs" use them; the key "device" of a portal is a name from
-this list, or any. For a device that cannot be used, rdma says why, and what to do.
+Portals with "transport: verbs" or "nvme-rdma" use them; the key "device" of a portal is a
+name from this list, or any. For a device that cannot be used, rdma says why, and what to do.
 
 If a daemon is running, rdma also shows what it has done with each device since it
 started: how many messages it moved, how often it slept, how often polling found

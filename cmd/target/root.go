@@ -22,12 +22,12 @@ func (e *usageError) Error() string {
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "target",
-		Short: "Serve block stores over iSCSI, iSER and NVMe/TCP",
+		Short: "Serve block stores over iSCSI, iSER and NVMe",
 		Long: `target makes disks out of memory, files and block devices, and serves them over
-iSCSI, iSER (RDMA, with a card or without) and NVMe/TCP to open-iscsi, libiscsi,
-QEMU, nvme-cli and every other initiator. A configuration in YAML says which;
-without one it serves a small memory disk to this machine.`,
-		Example: `  target serve                            try it: one memory disk on 127.0.0.1:3260
+iSCSI, iSER (RDMA, with a card or without) and NVMe over TCP and RDMA to open-iscsi,
+libiscsi, QEMU, nvme-cli and every other initiator. A configuration in YAML says which;
+without one it serves small memory disks to this machine.`,
+		Example: `  target serve                            try it: memory disks on 127.0.0.1
   target check --config /etc/oneshot.yaml see what a configuration would serve
   target serve --config /etc/oneshot.yaml serve it`,
 		SilenceErrors: true, // report prints them
