@@ -56,6 +56,7 @@ func (t *Task) io() volume.Next {
 	// The count comes before the look at what is denied: who denies looks at the count afterwards.
 	t.path, t.turn = p, p.commands.Enter()
 	n := p.ns
+	t.r.Begin(t, n.v, int(n.blockSize()), q.node.most, true, t.NoLend) // notes the term, before it is looked at what is denied in that
 	if denied := access.Denial(p.at.denied.Load()); denied != 0 {
 		if s := refusal(denied, c.reads, c.writes || t.SQE.Fuse() == nvme.FusedFirst); s != nvme.Success {
 			return t.end(s)
@@ -64,7 +65,6 @@ func (t *Task) io() volume.Next {
 	if c.changes && n.readOnly {
 		return t.refuse(nvme.WriteProtected)
 	}
-	t.r.Begin(t, n.v, int(n.blockSize()), q.node.most, true, t.NoLend)
 	return c.run(t)
 }
 

@@ -10,6 +10,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/memory"
 	"oneshot/nvme"
+	"oneshot/volume/access"
 )
 
 // moving is a store that others serve, too.
@@ -17,9 +18,15 @@ type moving struct {
 	backend.Store
 	term atomic.Uint64
 	next uint64 // unless it is 0, the term after the next read: others have served the bytes meanwhile
+	asks func() // called by Term
 }
 
-func (m *moving) Term() uint64 { return m.term.Load() }
+func (m *moving) Term() uint64 {
+	if m.asks != nil {
+		m.asks()
+	}
+	return m.term.Load()
+}
 
 func (m *moving) Submit(op *backend.Op) bool {
 	if m.term.Load() == 0 || op.Term != 0 && op.Term != m.term.Load() {
@@ -52,6 +59,29 @@ func TestCopyInOneTerm(t *testing.T) {
 		h.must(c, len(list), list, true)
 		copy(model[to*512:], model[:8*512])
 		h.wantBytes(model)
+	}
+}
+
+// A command is for the term in which it is looked at what its host may do: one that has been let through, and is not under way yet, is not done in a later
+// one, in which that was forbidden by way of another node.
+func TestDeniedInTerm(t *testing.T) {
+	s, err := memory.New(diskSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &moving{Store: s}
+	store.term.Store(5)
+	x := newTarget(t, store, false)
+	h := x.party(1, 1).io
+	write := rw(nvme.Write, 1)
+	h.must(write, 512, make([]byte, 512), false)
+	store.asks = func() {
+		store.asks = nil
+		x.ns.v.Access().SetCondition(access.Writes, access.Writes)
+		store.term.Store(7)
+	}
+	if a := h.do(write, 512, make([]byte, 512), false); a.Status != nvme.ReservationConflict|nvme.DNR {
+		t.Errorf("a write that is forbidden in term 7: %v", a.Status)
 	}
 }
 
