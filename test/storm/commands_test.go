@@ -44,7 +44,7 @@ targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b, 2: c, 3: full, 4: e, 5: f}}]
 portals: [{listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2}]
 state: $DIR/state
 management: {socket: $DIR/socket}
-limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
+limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB, read_timeout: 1h}
 `)
 	full := filepath.Join(g.Dir, "full")
 	err := os.Mkdir(full, 0o700)
@@ -69,9 +69,13 @@ limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
 		{"READs of more than a connection may ever have", 60, c.longReads},
 		{"atomic writes to a full disk", 60, c.atomicWrites},
 		{"connections that end in the middle of WRITEs", 40, c.cutWrites},
+		{"WRITEs whose data do not come", 100, c.silentWrites},
 	}
 	if way != initiator.TCP {
 		list = append(list, assault{"peers that break the rules of one-shot RDMA and iSER", 40, c.offences})
+	}
+	if way == initiator.ISER { // TestGreedy does so over TCP
+		list = append(list, assault{"READs whose answers nobody takes", 100, c.deafReads})
 	}
 	c.suffer(list)
 }
