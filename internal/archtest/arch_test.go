@@ -73,7 +73,7 @@ var rules = []rule{
 	// Queue pairs between nodes. It knows no mirror, nor which device it is.
 	{pkg: "ha/fabric", may: []string{"transport/rdma", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"ddp", "transport/rdma/iwarp", "transport/rdma/local", "transport/rdma/verbs", "transport/rdma/verbs/fake"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
-	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/iov", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
+	{pkg: "ha/mirror", may: []string{"ha/fabric", "ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/iov", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}, tests: []string{"mem", "volume", "volume/access", "ha/reservations", "transport/rdma", "transport/rdma/iwarp", "transport/rdma/local"}},
 	{pkg: "ha/front"},
 	{pkg: "ha/keeper", may: []string{"ha/front", "internal/loglimit", "internal/peercred"}, not: []string{"net/http"}},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
