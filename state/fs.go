@@ -7,11 +7,15 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/internal/mounted"
 )
 
 // fileSystem is what a Dir needs of the operating system. Tests put one in between that fails or
 // loses power.
 type fileSystem interface {
+	// Mounted returns why something else than is there now may belong at path.
+	Mounted(path string) error
 	// MkdirAll makes the directory, durably, for this user only.
 	MkdirAll(path string) error
 	// Lock keeps others out until Close.
@@ -27,6 +31,8 @@ type fileSystem interface {
 }
 
 type osFS struct{}
+
+func (osFS) Mounted(path string) error { return mounted.Check(path) }
 
 func (osFS) MkdirAll(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {

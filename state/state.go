@@ -35,12 +35,17 @@ type Dir struct {
 
 type closer interface{ Close() error }
 
-// Open opens the directory at path, and makes it, for this user only, if it is not there. One
-// process at a time may have it open.
+// Open opens the directory at path, and makes it, for this user only, if it is not there. It makes none where a file system
+// belongs that is not mounted, for what it has may have been kept there. One process at a time may have it open.
 func Open(path string) (*Dir, error) { return open(osFS{}, path) }
 
 func open(fsys fileSystem, path string) (*Dir, error) {
 	d := &Dir{fs: fsys, path: path}
+	if _, err := fsys.ReadFile(filepath.Join(path, lockName)); errors.Is(err, fs.ErrNotExist) { // nobody has used it
+		if err := fsys.Mounted(path); err != nil {
+			return nil, fmt.Errorf("the state directory %s has no states yet, and %w, or else all reservations are forgotten; or choose another path", path, err)
+		}
+	}
 	if err := fsys.MkdirAll(path); err != nil {
 		return nil, fmt.Errorf("the state directory cannot be made: %w; choose another path, or let this user make it", err)
 	}

@@ -17,15 +17,16 @@ import (
 // crashFS is a file system in memory that stops at a given step, as a process does that is killed
 // or a machine that loses power. What was not synced may be there then, or not, or in part.
 type crashFS struct {
-	now     map[string][]byte // as processes see it
-	durable map[string][]byte // what a power cut leaves for sure
-	gone    map[string]bool   // removed since the directory was synced: what is there now is another file, and may be lost
-	steps   int               // that may still be done; negative: no limit
-	torn    bool              // a step that is cut is half done
-	fail    error             // of all that writes
-	refuse  error             // of opening a file to write
-	stays   error             // of removing a file
-	doubt   error             // of a file whose bytes have got there all the same
+	now       map[string][]byte // as processes see it
+	durable   map[string][]byte // what a power cut leaves for sure
+	gone      map[string]bool   // removed since the directory was synced: what is there now is another file, and may be lost
+	steps     int               // that may still be done; negative: no limit
+	torn      bool              // a step that is cut is half done
+	fail      error             // of all that writes
+	refuse    error             // of opening a file to write
+	stays     error             // of removing a file
+	unmounted error             // why the directory may be another one
+	doubt     error             // of a file whose bytes have got there all the same
 }
 
 var errCrash = errors.New("crash")
@@ -43,6 +44,7 @@ func (f *crashFS) step() bool {
 	return true
 }
 
+func (f *crashFS) Mounted(string) error        { return f.unmounted }
 func (f *crashFS) MkdirAll(string) error       { return nil }
 func (f *crashFS) Lock(string) (closer, error) { return f, nil }
 func (f *crashFS) Close() error                { return nil }
@@ -180,6 +182,24 @@ func TestCrashAtEveryStep(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Where the file system of the directory may not be mounted there is no new one: it would have no reservations, and would be gone when
+// the right one is back. One that was used before is the right one.
+func TestNotMounted(t *testing.T) {
+	fsys := newCrashFS()
+	fsys.unmounted = errors.New("/srv, where a file system belongs, has none mounted: mount it")
+	if _, err := open(fsys, "dir"); !errors.Is(err, fsys.unmounted) {
+		t.Errorf("a directory that nobody has used: %v", err)
+	}
+	fsys.now[filepath.Join("dir", lockName)] = nil
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

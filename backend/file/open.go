@@ -15,6 +15,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/fdio"
+	"oneshot/internal/mounted"
 )
 
 // Store is a store in a file. See package fdio for its methods.
@@ -171,8 +172,8 @@ func openLocked(cfg Config) (fd int, created bool, err error) {
 	}
 	fd, err = unix.Open(cfg.Path, flags, 0)
 	if err == unix.ENOENT && cfg.Size > 0 && !cfg.Existing && !cfg.ReadOnly {
-		if err := checkPlace(cfg.Path); err != nil {
-			return -1, false, err
+		if err := mounted.Check(filepath.Dir(cfg.Path)); err != nil { // an empty disk would be served in the place of the real one
+			return -1, false, fmt.Errorf("the file does not exist, and %w", err)
 		}
 		created = true
 		fd, err = unix.Open(cfg.Path, flags|unix.O_CREAT|unix.O_EXCL, 0o600)

@@ -57,7 +57,7 @@ var rules = []rule{
 	// From the wire to the medium.
 	{pkg: "stag", may: []string{"mem"}, not: sockets},
 	{pkg: "backend", may: []string{"mem"}},
-	{pkg: "backend/**", may: []string{"backend", "backend/**", "internal/iov", "internal/loglimit", "internal/rounds", "mem"}},
+	{pkg: "backend/**", may: []string{"backend", "backend/**", "internal/iov", "internal/loglimit", "internal/mounted", "internal/rounds", "mem"}},
 	{pkg: "volume", may: []string{"volume/access", "backend", "mem"}, not: sockets},
 	{pkg: "volume/access", not: sockets},
 	{pkg: "partition", may: []string{"backend", "backend/slice", "mem"}, not: sockets},
@@ -116,7 +116,7 @@ var rules = []rule{
 
 	// What builds and drives the above.
 	{pkg: "config", may: []string{"configs", "nvme", "nvme/auth", "partition"}, not: []string{"net/http"}},
-	{pkg: "state"},
+	{pkg: "state", may: []string{"internal/mounted"}},
 	{pkg: "config/configtest", may: []string{"config"}},
 	{pkg: "config/migrate", may: []string{"config"}},
 	{pkg: "isns"},

@@ -1,4 +1,5 @@
-package file
+// Package mounted sees whether a file system is mounted where one belongs.
+package mounted
 
 import (
 	"fmt"
@@ -11,26 +12,36 @@ import (
 // system is where the files of the operating system are; tests have others.
 var system = "/"
 
-// checkPlace refuses to create a file below a directory where another file system belongs that is not mounted:
-// an empty disk would be served in the place of the real one, and would disappear below it at the next mount.
-func checkPlace(path string) error {
-	dir, err := filepath.Abs(filepath.Dir(path))
+// Check returns an error if dir, which need not exist, is or lies below a directory where another file system belongs that is not mounted.
+// What is made there is in the place of the real one, and disappears below it at the next mount.
+func Check(dir string) error {
+	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
 	}
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real
-	}
-	expected, mounted := expectedMounts(), currentMounts()
+	dir = resolved(dir)
+	expected, mounts := expectedMounts(), currentMounts()
 	for ; dir != "/"; dir = filepath.Dir(dir) {
-		if slices.Contains(mounted, dir) {
+		if slices.Contains(mounts, dir) {
 			return nil // what is above may be as it is
 		}
 		if by := expected(dir); by != "" {
-			return fmt.Errorf("the file does not exist, and %s, where a file system belongs (%s), has none mounted: mount it", dir, by)
+			return fmt.Errorf("%s, where a file system belongs (%s), has none mounted: mount it", dir, by)
 		}
 	}
 	return nil
+}
+
+// resolved returns a path without symbolic links, as far as it exists.
+func resolved(path string) string {
+	rest := ""
+	for dir := path; dir != "/"; dir = filepath.Dir(dir) {
+		if to, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(to, rest)
+		}
+		rest = filepath.Join(filepath.Base(dir), rest)
+	}
+	return path
 }
 
 // expectedMounts returns a function that says who mounts something at a directory: /etc/fstab, or a unit of
