@@ -236,3 +236,32 @@ func TestStuckIsNoSuccessor(t *testing.T) {
 		l.level(b)
 	})
 }
+
+// TestStuckPrimaryLetsGo: the log of the primary's member takes nothing, and all else of it is well. It serves on, and hands over by order.
+func TestStuckPrimaryLetsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newMembers(t, false)
+		defer c.close()
+		l := newLab(t, 2)
+		l.members = c
+		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
+		defer l.end()
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		goOn := c.disks["a"].stall()
+		defer goOn()
+		for range 20 {
+			l.write(a, 0, bytesOf(4096, 1))
+			time.Sleep(time.Second)
+		}
+		if c.nodes["a"].Status().Trouble == nil {
+			t.Fatal("its member takes part")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := a.mirror.SwitchTo(ctx, b.id); err != nil {
+			t.Fatal(err)
+		}
+		l.level(b)
+	})
+}
