@@ -156,7 +156,7 @@ func (q *Queue) admitProven() bool {
 	case q.id == 0:
 		q.ctrl.proven()
 	}
-	q.state = queueConnected
+	q.to(queueConnected)
 	q.params.Proved = true
 	q.mover.Connected(q.params)
 	return true

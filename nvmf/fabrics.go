@@ -195,11 +195,12 @@ func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	switch {
 	case q.proof.wanted:
 		t.CQE.DW0 |= nvme.ConnectATR
-		q.state, q.born = queueUnproven, q.node.clock.Load()
+		q.to(queueUnproven)
+		q.born = q.node.clock.Load()
 	case !c.sub.isDiscovery() && !q.place.TryProve():
 		return t.busy() // it has been told to give way
 	default:
-		q.state = queueConnected
+		q.to(queueConnected)
 	}
 	if q.depth, q.noFlow = int(e.SQSize())+1, e.NoFlowControl(); q.noFlow {
 		t.CQE.SQHD = noSQHD

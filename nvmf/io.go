@@ -305,7 +305,7 @@ func (t *Task) secondFails() nvme.Status { return nvme.FusedFailed | t.CQE.Statu
 // pullSecond fetches the data of the second command of a pair behind those of the first.
 func (q *Queue) pullSecond(first *Task) {
 	t := first.second
-	t.state = taskPulling
+	t.to(taskPulling)
 	t.data[0] = first.r.Out[0][first.n:]
 	t.Out, t.OutLen, t.PlaceUnit = t.data[:], int(first.n), 0
 	q.owed.Ask(&t.owed)

@@ -79,20 +79,6 @@ type Queue struct {
 // Promise notes what the host has said of the queue. The mover calls it before it hands over any command.
 func (q *Queue) Promise(p Promised) { q.said = &p }
 
-// queueState is the state of a queue.
-//
-//	fresh ── Connect ──► connected, or unproven ── see proof ──► connected
-//	  └────── lost ─────────┴──────────┴─────────────────────────────┴──► lost ── nothing is left ──► gone
-type queueState uint8
-
-const (
-	queueFresh    queueState = iota
-	queueUnproven            // its host has to authenticate itself
-	queueConnected
-	queueLost // the connection is gone, and tasks are still in stores
-	queueGone
-)
-
 // noSQHD is SQHD in the answer to the Connect that disables flow control (Base 2.0 figure 386). After that it is reserved.
 const noSQHD = 0xffff
 
@@ -210,7 +196,7 @@ func (q *Queue) Command(t *Task, e nvme.SQE) bool {
 	if q.sqhd++; int(q.sqhd) >= q.depth {
 		q.sqhd = 0
 	}
-	t.state = taskWaiting
+	t.to(taskWaiting)
 	if q.leaving || q.disconnects != nil {
 		t.late = true
 		q.listTask(t)
@@ -227,7 +213,7 @@ func (q *Queue) step(t *Task, next volume.Next) {
 		t.r.Settle()
 		q.answer(t)
 	case volume.Pull:
-		t.state = taskPulling
+		t.to(taskPulling)
 		q.listTask(t)
 		switch {
 		case t.fused:
@@ -242,7 +228,7 @@ func (q *Queue) step(t *Task, next volume.Next) {
 			q.pullSecond(t)
 		}
 	case volume.Wait:
-		t.state = taskWaiting
+		t.to(taskWaiting)
 		q.listTask(t)
 	case volume.Aborted:
 		t.r.Settle()
@@ -265,7 +251,7 @@ func (q *Queue) giveUp(t *Task) {
 		q.answer(t)
 		return
 	}
-	t.state = taskForgotten
+	t.to(taskForgotten)
 }
 
 // overForOthers tells who has aborted the command for another host that it does nothing any more. What its own host still places into its
@@ -371,7 +357,7 @@ func (q *Queue) answer(t *Task) {
 
 // send has the mover send the answer of t, or gives t back if there is nobody to send to.
 func (q *Queue) send(t *Task) {
-	t.state = taskAnswered
+	t.to(taskAnswered)
 	q.told++
 	if !q.noFlow {
 		t.CQE.SQHD = q.sqhd
@@ -414,7 +400,7 @@ func (q *Queue) answered(t *Task) {
 	if t.state == taskAnswered {
 		q.told--
 	}
-	t.state = taskGone
+	t.to(taskGone)
 	q.leased -= t.leased
 	t.leased = 0
 	t.release()
@@ -428,7 +414,7 @@ func (q *Queue) answered(t *Task) {
 }
 
 func (q *Queue) recycle(t *Task) {
-	t.state = taskPooled
+	t.to(taskPooled)
 	q.live--
 	q.mover.FreeTask(t)
 	if len(q.hungry) > 0 {
@@ -590,7 +576,7 @@ func (q *Queue) Lost(err error) {
 	if err != nil && !q.over {
 		q.log.Info("connection lost", "reason", err.Error())
 	}
-	q.state = queueLost
+	q.to(queueLost)
 	q.place.Prove()
 	if q.proof.lost != nil {
 		close(q.proof.lost)
@@ -613,7 +599,7 @@ func (q *Queue) settleEnd() {
 		return
 	}
 	invariant.Check(q.leased == 0 && len(q.tasks) == 0 && len(q.hungry) == 0, "nvmf: a queue without tasks holds something")
-	q.state = queueGone
+	q.to(queueGone)
 	if q.ctrl != nil {
 		q.ctrl.queueGone(q)
 	}

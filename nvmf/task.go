@@ -84,18 +84,6 @@ type Task struct {
 // A task is what its request works for.
 var _ volume.Client = (*Task)(nil)
 
-// taskState says who has the task.
-type taskState uint8
-
-const (
-	taskPooled    taskState = iota // belongs to the mover's pool
-	taskWaiting                    // for a store, memory, or its turn
-	taskPulling                    // the mover fetches its data
-	taskForgotten                  // it was aborted meanwhile, and has to wait until the mover stops
-	taskAnswered                   // the mover sends its answer
-	taskGone                       // released, but still in Queue.ready
-)
-
 // Signal implements volume.Client.
 func (t *Task) Signal(flag *atomic.Bool) {
 	q := t.Queue

@@ -34,7 +34,7 @@ func (q *queuePair) comeBack(l *link) {
 func (q *queuePair) lostAll(l *link) {
 	q.link = l // closed by end
 	l.attached = false
-	q.state = ending
+	q.become(ending)
 	q.cancel()
 	q.dev.work.Go(q.end)
 }

@@ -56,7 +56,8 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 		q.mu.Unlock()
 		return errNotIdle
 	}
-	q.state, q.addr, q.name, q.want = connecting, host, name, p.Rights
+	q.become(connecting)
+	q.addr, q.name, q.want = host, name, p.Rights
 	q.mu.Unlock()
 	if former != nil {
 		q.follow(former)
@@ -85,7 +86,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 	q.generation, q.durable = rdma.Generation(m.Sequence), m.Durable
 	q.highest = m.Durable
 	q.use(l, m)
-	q.state = connected
+	q.become(connected)
 	if l.over() {
 		q.comeBack(l)
 	}
@@ -94,7 +95,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 
 // refuse ends a queue pair that has not been connected. The lock is held.
 func (q *queuePair) refuse(l *link, err error) error {
-	q.state = ending
+	q.become(ending)
 	q.err, q.link = err, l
 	q.cfg.Disconnected = nil
 	q.dev.work.Go(q.end)

@@ -72,17 +72,6 @@ type queuePair struct {
 	ready   bool // completions were pushed
 }
 
-// state is how far a queue pair has come.
-type state uint8
-
-const (
-	idle state = iota
-	connecting
-	connected
-	ending // finish is under way
-	ended
-)
-
 var (
 	_ rdma.QueuePair = (*queuePair)(nil)
 	_ rdma.Awaiter   = (*queuePair)(nil)
@@ -250,7 +239,7 @@ func (q *queuePair) stop(err error) {
 
 // finish begins the end. The lock is held.
 func (q *queuePair) finish() {
-	q.state = ending
+	q.become(ending)
 	q.cancel()
 	q.dev.work.Go(q.end)
 }
@@ -280,7 +269,7 @@ func (q *queuePair) end() {
 		q.recvCQ.Push(&rdma.Completion{ID: id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: q, Err: err})
 	}
 	q.recvs = nil
-	q.state = ended
+	q.become(ended)
 	q.mu.Unlock()
 	q.sendCQ.Notify()
 	q.recvCQ.Notify()
@@ -317,7 +306,7 @@ func (q *queuePair) Close() error {
 	q.mu.Lock()
 	switch q.state {
 	case idle:
-		q.state = ending
+		q.become(ending)
 		q.err = errAborted
 		q.dev.work.Go(func() { q.cfg.Disconnected = nil; q.end() })
 	case connecting: // Connect ends it

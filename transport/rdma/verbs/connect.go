@@ -132,14 +132,16 @@ func (q *queuePair) claim(d *Device) error {
 	case q.state != fresh:
 		return errors.New("verbs: the queue pair was connected before")
 	}
-	q.state, q.making = connecting, true
+	q.become(connecting)
+	q.making = true
 	return nil
 }
 
 // unmade ends claim: there is no connection.
 func (q *queuePair) unmade() {
 	q.mu.Lock()
-	q.state, q.making, q.early = unconnected, false, nil
+	q.become(unconnected)
+	q.making, q.early = false, nil
 	q.mu.Unlock()
 }
 
@@ -149,10 +151,11 @@ func (q *queuePair) made() {
 	q.making = false
 	early := q.early
 	switch {
+	case q.state != connecting: // Accept has connected it already
 	case early != nil:
-		q.state = ended
-	case q.state == connecting:
-		q.state = connected
+		q.become(ended)
+	default:
+		q.become(connected)
 	}
 	q.mu.Unlock()
 	if early != nil {

@@ -35,7 +35,7 @@ func (q *queuePair) Disconnect() {
 		q.mu.Unlock()
 		return
 	}
-	q.state = closing
+	q.become(closing)
 	tail := q.tail.Load()
 	if tail != q.head.Load() && q.sq[int(tail-1)&(len(q.sq)-1)].silent {
 		if err := q.mark(0); err != nil {
@@ -92,7 +92,7 @@ func (q *queuePair) end(how ending, err error) {
 	q.mu.Lock()
 	live := q.state == connected || q.state == closing
 	if live {
-		q.state = ended
+		q.become(ended)
 	}
 	if q.making {
 		if q.early == nil {
@@ -224,7 +224,7 @@ func (q *queuePair) Close() error {
 		q.mu.Unlock()
 		return errInUse
 	case fresh, unconnected:
-		q.state = ended
+		q.become(ended)
 		q.mu.Unlock()
 		q.retire()
 		close(q.done)

@@ -307,12 +307,13 @@ func (r *request) accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 	}
 	q.attach(c, r.data, depth)
 	q.mu.Lock()
-	q.state = connected // messages may come before the kernel reports that the connection is made
+	q.become(connected) // messages may come before the kernel reports that the connection is made
 	q.mu.Unlock()
 	if err := errno(C.os_cm_accept(c.id, &params.c)); err != nil {
 		q.mu.Lock()
 		if q.state == connected {
-			q.state, q.making = unconnected, false
+			q.become(unconnected)
+			q.making = false
 			q.mu.Unlock()
 			return err
 		}

@@ -15,18 +15,6 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// state is the state of a queue pair.
-type state uint8
-
-const (
-	fresh state = iota
-	connecting
-	connected
-	closing // Disconnect was called: posted work is still done
-	ended
-	unconnected // Connect or Accept has failed, for good
-)
-
 // markers is how many work requests of its own a queue pair may have posted in addition to MaxWork.
 const markers = 2
 
