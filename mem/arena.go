@@ -116,8 +116,7 @@ type watch struct {
 //
 // The caller may have a device pin the pages, so they cannot be given back without its knowledge.
 // idle is called when nothing has been leased from an arena for some Trims: the caller lets go of
-// its pages, and mapped is called again before anything is leased from it. If idle is nil all pages
-// stay.
+// its pages, and mapped is called again before anything is leased from it.
 //
 // Calls come one at a time, the first ones of mapped in the order of Index, from any goroutine that
 // leases or trims; they must not block for long and must not call into the pool. Calling stop ends

@@ -148,12 +148,7 @@ const quietTrims = 10
 // trim gives the pages of wholly free blocks of the highest order back to the kernel; where
 // somebody watches, those of arenas that nobody uses. Called with mu held.
 func (b *buddies) trim() {
-	for _, w := range b.watches {
-		if w.idle == nil {
-			return // a device may have pinned the pages: it would go on with pages nobody sees
-		}
-	}
-	if len(b.watches) > 0 {
+	if len(b.watches) > 0 { // a device may have pinned the pages: it would go on with pages nobody sees
 		b.trimArenas()
 		return
 	}

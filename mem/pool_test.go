@@ -331,7 +331,7 @@ func TestArenas(t *testing.T) {
 	p := newPool(t, 3*ArenaSize)
 	first := mustLease(t, p, 1)
 	var seen []*Arena
-	stop := p.Arenas(func(a *Arena) { seen = append(seen, a) }, nil)
+	stop := p.Arenas(func(a *Arena) { seen = append(seen, a) }, func(*Arena) {})
 	if len(seen) != 1 {
 		t.Fatalf("told of %d arenas, want 1", len(seen))
 	}
@@ -364,7 +364,7 @@ func TestTrim(t *testing.T) {
 	for _, watched := range []bool{false, true} {
 		p := newPool(t, ArenaSize)
 		if watched {
-			p.Arenas(func(*Arena) {}, nil)
+			p.Arenas(func(*Arena) {}, func(*Arena) {})
 		}
 		kept := mustLease(t, p, MaxLease)
 		l := mustLease(t, p, 3*PageSize)
