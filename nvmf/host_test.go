@@ -31,6 +31,7 @@ type target struct {
 	sub  *Subsystem
 	ns   *Namespace
 	v    *volume.Volume
+	over *Transport // by which hosts come
 }
 
 // newTarget serves store; nil: one in memory.
@@ -49,7 +50,7 @@ func newKeepingTarget(t *testing.T, store backend.Store, readOnly bool, keeper v
 		}
 		store = s
 	}
-	x := &target{t: t, pool: mem.NewPool(16 << 20)}
+	x := &target{t: t, pool: mem.NewPool(16 << 20), over: &transport}
 	log := slog.New(slog.NewTextHandler(&x.log, nil))
 	v, err := volume.New(volume.Config{Store: store, Keeper: keeper, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -118,9 +119,10 @@ type host struct {
 	over   *Transport
 	free   int // tasks that were given back
 	pool   []*Task
-	copies bool // no memory of a store is sent or received into
-	reads  bool // RDMA Reads place bytes: Forget does not end that
-	deaf   bool // answers do not leave; they are in kept
+	copies bool  // no memory of a store is sent or received into
+	reads  bool  // RDMA Reads place bytes: Forget does not end that
+	held   *Task // whose data wait for memory
+	deaf   bool  // answers do not leave; they are in kept
 	kept   []*Task
 
 	answers []answer
@@ -145,7 +147,7 @@ func (x *target) dialThrough(group uint16, id byte) *host {
 	if !x.Admit() {
 		x.t.Fatal("no room for a connection")
 	}
-	h := &host{x: x, id: id, heard: make(chan struct{}, 1000), out: make(map[uint16][]byte), late: make(map[uint16]*Task), over: &transport}
+	h := &host{x: x, id: id, heard: make(chan struct{}, 1000), out: make(map[uint16][]byte), late: make(map[uint16]*Task), over: x.over}
 	h.q = x.NewQueue(h, group)
 	x.t.Cleanup(h.lose)
 	return h
@@ -165,7 +167,15 @@ func (h *host) FreeTask(t *Task) {
 
 func (h *host) Forget(t *Task) bool {
 	delete(h.late, t.CQE.CID)
+	h.goOn(t)
 	return !h.reads
+}
+
+func (h *host) Hold(t *Task) bool {
+	if h.over.Holds {
+		h.held = t
+	}
+	return h.over.Holds
 }
 func (h *host) Connected(p Params) { h.params = p }
 func (h *host) Flush()             {}
@@ -184,7 +194,15 @@ func (h *host) Digests() (header, data bool) {
 	return true, false
 }
 
+// goOn ends what Hold begins.
+func (h *host) goOn(t *Task) {
+	if h.held == t {
+		h.held = nil
+	}
+}
+
 func (h *host) GetData(t *Task) {
+	h.goOn(t)
 	b, there := h.out[t.CQE.CID]
 	if !there {
 		h.late[t.CQE.CID] = t

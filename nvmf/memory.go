@@ -6,19 +6,23 @@ import (
 	"oneshot/nvme"
 )
 
-// lease hands out I/O memory within the queue's share. A command whose data come with it gets memory at once or not at all: behind
-// its data may be those that other commands wait for, and these hold memory. So half of the share is for it, and the host is told
-// to try again later when that is not enough.
+// lease hands out I/O memory within the queue's share. Behind the data of a command that come with it may be those that other commands wait for, and these
+// hold memory. So such a command gets memory that others do not (may). If it has to wait all the same, it is held, and the connection with it. But
+// where that could last for ever the host is told to try again later.
 func (q *Queue) lease(t *Task, n int) *mem.Lease {
 	invariant.Check(n <= q.node.most, "nvmf: a command waits for memory that it can never have")
 	l := q.tryLease(t, n)
-	if l == nil && !t.InCapsule && q.leased == 0 {
+	if l == nil && q.leased == 0 {
 		// Nothing of its own comes back: it waits for what others give back.
 		q.node.pool.Notify(q)
 		l = q.tryLease(t, n)
 	}
 	switch {
+	case l != nil && q.held == t:
+		q.held = nil
 	case l != nil:
+	case t.InCapsule && q.mayHold(n) && q.mover.Hold(t):
+		q.held = t
 	case t.InCapsule:
 		t.repeatLater()
 	case t.wanted == 0:
@@ -26,6 +30,25 @@ func (q *Queue) lease(t *Task, n int) *mem.Lease {
 		t.wanted = n
 	}
 	return l
+}
+
+// mayHold reports whether n bytes come free though nothing more of the host's is read: commands give back memory that do not wait for data of the host, and if the
+// queue has no memory others do. But not for long: they may be held, too, and have input that they cannot take.
+func (q *Queue) mayHold(n int) bool {
+	stuck := 0
+	for _, t := range q.tasks {
+		if t.state == taskPulling && !t.InCapsule {
+			stuck += t.leased
+		}
+	}
+	return stuck+mem.RoundUp(n) <= q.node.cfg.MemoryPerConnection && (stuck < q.leased || q.leased == 0)
+}
+
+// heldForLong has the host repeat the command that is held, if no other of the queue will give back the memory for it.
+func (q *Queue) heldForLong() {
+	if q.held != nil && q.held.isOverdue() && q.leased == 0 {
+		q.held.repeatLater()
+	}
 }
 
 // retryDelay is CRDT1, in 100 ms: how long a host waits before it repeats a command that found no memory. Linux repeats five times. That has to take
@@ -107,6 +130,10 @@ func (q *Queue) MemoryFree() {
 
 // feed resumes the tasks that wait for memory, first come, first served, as far as it goes.
 func (q *Queue) feed() {
+	if q.held != nil { // what it may have is not what the others wait for
+		q.queue(q.held)
+		q.awaken(false)
+	}
 	n, sum := 0, 0
 	for _, t := range q.hungry {
 		if sum += t.wanted; !q.may(sum, false) && (n > 0 || q.leased > 0) {

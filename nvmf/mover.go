@@ -11,6 +11,10 @@ type Mover interface {
 	// GetData fetches the first t.OutLen bytes of the host's data into t.Out, or, with t.PlaceUnit, to where
 	// Task.BeginPlace says. It ends with Queue.GotData or DataFailed, perhaps before GetData returns.
 	GetData(t *Task)
+	// Hold takes no more of what the host sends before GetData or Forget is called for t, whose data come with it: there is no memory for them
+	// now. False: it cannot; the data are lost unless GetData was called before Queue.Command returns. Only from within Queue.Command, and
+	// while t is held.
+	Hold(t *Task) bool
 	// Answer sends t.In and then t.CQE. It ends with Queue.Sent, when nothing of it is needed any more, or AnswerLost.
 	Answer(t *Task)
 	// Forget has nothing placed into t.Out any more. Data that the host still sends for t are thrown away. GetData may
@@ -37,6 +41,8 @@ type Transport struct {
 	// Capsule and AdminCapsule are the most bytes of data that a command capsule of an I/O queue may have, and that of an admin
 	// queue.
 	Capsule, AdminCapsule int
+	// Holds says that its movers can Hold: data in capsules wait for memory, so there need not be memory for those of all commands that a queue may have.
+	Holds bool
 	// SGLS are the descriptors of data that its movers take besides those in capsules, as Identify says it.
 	SGLS uint32
 }

@@ -69,7 +69,7 @@ type Node struct {
 	log     *slog.Logger
 	pool    *mem.Pool
 	most    int           // bytes of the largest lease of a command
-	capsule int           // most bytes of data in a capsule of an I/O queue
+	capsule int           // most bytes of data in a capsule of an I/O queue, over a transport that does not hold
 	clock   atomic.Uint32 // seconds since the start
 	// lastNumber is that of the newest controller.
 	lastNumber atomic.Uint64
@@ -101,7 +101,7 @@ func NewNode(cfg Config) *Node {
 		generation: uint64(time.Now().UnixMilli()) << 10,
 	}
 	n.most = mostLease(cfg.Pool.Stats().Limit, cfg.MemoryPerConnection)
-	// Half of the memory of a connection is for data that come with their commands.
+	// Half of the memory of a connection is for data that come with their commands, if they cannot wait.
 	n.capsule = (cfg.MemoryPerConnection / 2 / cfg.Depth) &^ (mem.PageSize - 1)
 	n.discovery = newSubsystem(n, SubsystemConfig{NQN: nvme.DiscoveryNQN})
 	n.SetLimits(cfg.Limits)
@@ -115,7 +115,12 @@ func mostLease(pool int64, share int) int {
 }
 
 // Capsule is how many bytes of data a capsule of an I/O queue may have over a transport.
-func (n *Node) Capsule(t *Transport) int { return min(n.capsule, t.Capsule) }
+func (n *Node) Capsule(t *Transport) int {
+	if t.Holds {
+		return min(n.most, t.Capsule)
+	}
+	return min(n.capsule, t.Capsule)
+}
 
 // Depth is how many entries the largest queue of that number may have; 0: there is no such queue.
 func (n *Node) Depth(qid uint16) int {

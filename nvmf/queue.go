@@ -49,7 +49,8 @@ type Queue struct {
 	first  *Task       // the first command of a fused pair, which waits for the second
 	failed nvme.Status // of the second of a pair, if the last command was the first one, and has failed; else 0
 	begun  []*path     // with operations that wait for Kick
-	hungry []*Task     // of tasks, waiting for memory
+	hungry []*Task     // of tasks, waiting for memory; besides held
+	held   *Task       // of tasks: its data have come with it, and wait for memory; nothing behind them is read (Mover.Hold)
 	leased int         // bytes of I/O memory that tasks hold, as the pool counts them
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
@@ -299,7 +300,7 @@ func (q *Queue) DataCame(t *Task) {
 // has its data owes the second. It is called once a second. RDMA Reads are noticed by Fetching.
 func (q *Queue) owing() (worst *Task, silent uint32) {
 	return owed.Longest(&q.owed, q.tasks, func(t *Task) *owed.Item {
-		if q.fetching > 0 || t.state != taskPulling || t.got && t != q.first {
+		if q.fetching > 0 || q.held != nil || t.state != taskPulling || t.got && t != q.first {
 			return nil
 		}
 		return &t.owed
@@ -404,9 +405,12 @@ func (q *Queue) answered(t *Task) {
 	q.leased -= t.leased
 	t.leased = 0
 	t.release()
-	if t.wanted > 0 {
+	switch {
+	case t.wanted > 0:
 		t.wanted = 0
 		q.hungry = slices.DeleteFunc(q.hungry, func(h *Task) bool { return h == t })
+	case q.held == t:
+		q.held = nil
 	}
 	if !t.queued.Queued() { // else it is still in q.ready: Resume gives it back
 		q.recycle(t)
@@ -417,7 +421,7 @@ func (q *Queue) recycle(t *Task) {
 	t.to(taskPooled)
 	q.live--
 	q.mover.FreeTask(t)
-	if len(q.hungry) > 0 {
+	if len(q.hungry) > 0 || q.held != nil {
 		q.feed()
 	}
 }
@@ -598,7 +602,7 @@ func (q *Queue) settleEnd() {
 		q.ctrl.onlyFlushes()
 		return
 	}
-	invariant.Check(q.leased == 0 && len(q.tasks) == 0 && len(q.hungry) == 0, "nvmf: a queue without tasks holds something")
+	invariant.Check(q.leased == 0 && len(q.tasks) == 0 && len(q.hungry) == 0 && q.held == nil, "nvmf: a queue without tasks holds something")
 	q.to(queueGone)
 	if q.ctrl != nil {
 		q.ctrl.queueGone(q)
@@ -611,7 +615,8 @@ func (q *Queue) tick(now uint32) {
 	for _, t := range q.tasks {
 		t.tick()
 	}
-	if len(q.hungry) > 0 { // a command that would bring memory back may hang in its store
+	q.heldForLong()
+	if len(q.hungry) > 0 || q.held != nil { // a command that would bring memory back may hang in its store
 		q.feed()
 	}
 	owing, silent := q.owing()

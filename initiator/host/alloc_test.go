@@ -38,7 +38,7 @@ func TestAllocations(t *testing.T) {
 			name  string
 			size  int
 			write bool
-		}{{"Read", 4096, false}, {"Write in a capsule", 4096, true}, {"Write with R2T", 64 << 10, true}, {"long Read", 64 << 10, false}} {
+		}{{"Read", 4096, false}, {"Write in a capsule", 4096, true}, {"Write in a long capsule", 64 << 10, true}, {"Write with R2T", 260 << 10, true}, {"long Read", 64 << 10, false}} {
 			list := batch(32, tt.size, tt.write)
 			once := func() {
 				c.Start(0, list...)

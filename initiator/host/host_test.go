@@ -73,7 +73,7 @@ func TestBytes(t *testing.T) {
 		if n.Size() != 16<<20 || n.BlockSize() != 512 || n.ReadOnly || c.Queues() != 3 || c.Info.Model != "oneshot" {
 			t.Errorf("%+v with %d queues of %q", n, c.Queues(), c.Info.Model)
 		}
-		for i, k := range []int{512, 4096, 16 << 10, 17 << 10, 1 << 20, 5 << 20} {
+		for i, k := range []int{512, 4096, 17 << 10, 256 << 10, 257 << 10, 5 << 20} {
 			want, got := pattern(k, i), make([]byte, k)
 			if _, err := n.WriteAt(want, 512*int64(i)); err != nil {
 				t.Fatal(err)

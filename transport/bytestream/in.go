@@ -44,7 +44,8 @@ type In[T any] struct {
 	buf     []byte     // nil while the connection is idle
 	r, w    int        // buf[r:w] is unread
 	long    bool       // long data came last, and more such are expected: little is read ahead
-	stalled bool       // what is unread may be whole PDUs: the output had no room for more answers
+	stalled bool       // what is unread may be whole PDUs, which were not to be taken: see isFull
+	held    bool       // Link.Hold was called
 
 	// The data under way.
 	busy    bool
@@ -272,7 +273,7 @@ func (x *In[T]) Skip(n int) { x.r += n }
 
 // Drop forgets what is under way, and what is unread.
 func (x *In[T]) Drop() {
-	x.busy, x.Task, x.sink, x.place, x.skip, x.lead, x.tail = false, nil, nil, 0, 0, 0, 0
+	x.busy, x.held, x.Task, x.sink, x.place, x.skip, x.lead, x.tail = false, false, nil, nil, 0, 0, 0, 0
 	x.r = x.w
 }
 

@@ -124,7 +124,7 @@ func (l *Link[T]) Terminate(atOnce bool) {
 	if l.dead || l.closing && !atOnce {
 		return
 	}
-	l.closing = true
+	l.closing, l.In.held = true, false
 	if atOnce {
 		l.broken()
 		return
@@ -201,12 +201,23 @@ func (l *Link[T]) batch() (drained bool, err error) {
 	return drained, err
 }
 
-// isFull reports whether no more input is to be taken before some of the output has left.
-func (l *Link[T]) isFull() bool { return l.Out.Outstanding() >= MaxQueued || l.Out.weight >= l.Heavy }
+// Hold has no input taken before GoOn: what is next is for memory that there is not yet. What is unread stays in the buffer.
+func (l *Link[T]) Hold() { l.In.held = true }
 
-// isShort reports whether the output is short enough for input to be taken again.
+// Held reports whether what is next is for t, and there is a Hold.
+func (l *Link[T]) Held(t *T) bool { return l.In.held && l.In.Task == t }
+
+// GoOn ends a Hold; Flush follows.
+func (l *Link[T]) GoOn() { l.In.held = false }
+
+// isFull reports whether no more input is to be taken before some of the output has left, or before GoOn.
+func (l *Link[T]) isFull() bool {
+	return l.Out.Outstanding() >= MaxQueued || l.Out.weight >= l.Heavy || l.In.held
+}
+
+// isShort reports whether the output is short enough for input to be taken again, and there is no Hold.
 func (l *Link[T]) isShort() bool {
-	return l.Out.Outstanding() < MaxQueued/2 && l.Out.weight < l.Heavy/2
+	return l.Out.Outstanding() < MaxQueued/2 && l.Out.weight < l.Heavy/2 && !l.In.held
 }
 
 // Stuck reports whether no input is taken because the socket takes no output.

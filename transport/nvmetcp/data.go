@@ -63,7 +63,7 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 	t.NoLend = m.dataDigest
 	t.in.tag = -1
 	if inCapsule {
-		m.In.Task = t // until its data are in, or it is forgotten
+		m.In.Task, m.held = t, s // until its data are in, or it is forgotten
 	}
 	if !m.queue.Command(&t.Task, e) {
 		m.In.Task = nil
@@ -74,16 +74,23 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 		m.begin(s, nil, 0)
 		return nil
 	}
-	// Whoever has data in the capsule wants them at once, or not at all.
-	place := 0
-	if t.in.pulling {
-		place = min(s.Len, t.in.want)
-	} else {
-		m.In.Task = nil
-		t = nil
+	switch {
+	case m.Held(t):
+	case t.in.pulling:
+		m.begin(s, t, min(s.Len, t.in.want))
+	default: // it has failed
+		m.begin(s, nil, 0)
 	}
-	m.begin(s, t, place)
 	return nil
+}
+
+// Hold implements nvmf.Mover.
+func (m *Mover) Hold(nt *nvmf.Task) bool {
+	if m.In.Task != of(nt) { // the connection ends
+		return false
+	}
+	m.Link.Hold()
+	return true
 }
 
 // GetData implements nvmf.Mover.
@@ -96,7 +103,11 @@ func (m *Mover) GetData(nt *nvmf.Task) {
 		d.Fill(nt.Out)
 	}
 	d.want, d.pulling = nt.OutLen, true
-	if m.In.Task != t {
+	switch {
+	case m.Held(t):
+		m.GoOn()
+		m.begin(m.held, t, min(m.held.Len, d.want))
+	case !nt.InCapsule:
 		m.ask(t)
 	}
 }
@@ -202,6 +213,10 @@ func (m *Mover) Forget(nt *nvmf.Task) bool {
 	if i := t.in.tag; i >= 0 {
 		m.transfers[i].t = nil
 		t.in.tag = -1
+	}
+	if m.Held(t) {
+		m.GoOn()
+		m.begin(m.held, nil, 0)
 	}
 	m.In.Forget(t)
 	return true

@@ -41,6 +41,7 @@ type Mover struct {
 	offender []byte // the header of the PDU that came last, for a termination request; in the buffer
 
 	free      bytestream.Pool[task]
+	held      pdu.Shape // of the capsule whose data are held: those of In.Task
 	transfers []transfer
 	idle      []uint64 // a bit for each of transfers that is not in use
 
@@ -70,7 +71,7 @@ func newMover(tc *net.TCPConn) (*Mover, error) {
 }
 
 // Transport is NVMe over TCP. An admin queue takes data in capsules as NVMe/TCP 1.0 §3.5.1.3 has it.
-var Transport = &nvmf.Transport{Name: "nvme-tcp", Type: nvme.TransportTCP, Capsule: 16 << 10, AdminCapsule: 8 << 10, SGLS: nvme.SGLSTransport}
+var Transport = &nvmf.Transport{Name: "nvme-tcp", Type: nvme.TransportTCP, Capsule: 256 << 10, AdminCapsule: 8 << 10, Holds: true, SGLS: nvme.SGLSTransport}
 
 // Transport implements nvmf.Mover.
 func (m *Mover) Transport() *nvmf.Transport { return Transport }

@@ -13,15 +13,29 @@ import (
 // Serve runs a connection on tc, which the node has admitted and which has come through a portal of that group, until it ends,
 // and closes it. It returns why the connection ended; nil: the host closed it.
 func Serve(n *nvmf.Node, group uint16, tc *net.TCPConn) error {
+	m, err := open(n, group, tc)
+	if err != nil {
+		return err
+	}
+	return m.serve()
+}
+
+// open makes a mover of tc, or closes it.
+func open(n *nvmf.Node, group uint16, tc *net.TCPConn) (*Mover, error) {
 	m, err := newMover(tc)
 	if err != nil {
 		_ = tc.Close()
 		n.Dismiss()
-		return err
+		return nil, err
 	}
 	m.queue = n.NewQueue(m, group)
 	m.Attach(m.queue)
-	err = m.Read(m.Look)
+	return m, nil
+}
+
+// serve runs the connection until it ends.
+func (m *Mover) serve() error {
+	err := m.Read(m.Look)
 	m.End(err)
 	return err
 }

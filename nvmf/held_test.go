@@ -1,0 +1,139 @@
+package nvmf
+
+import (
+	"bytes"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/backend/memory"
+	"oneshot/nvme"
+)
+
+// holding is a transport whose movers take no more input while data in a capsule wait for memory.
+var holding = Transport{Name: "test", Type: nvme.TransportTCP, Capsule: 256 << 10, AdminCapsule: 8 << 10, Holds: true, SGLS: nvme.SGLSTransport}
+
+// newHolding is a target over that, whose store lends no memory, and an I/O queue to it.
+func newHolding(t *testing.T) (*target, *host, *faulty.Store) {
+	inner, err := memory.New(8 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := faulty.New(inner, faulty.Seed(t))
+	x := newTarget(t, s, false)
+	x.over = &holding
+	_, id := x.admin(0)
+	return x, x.queue(id), s
+}
+
+const longCapsule = 256 << 10
+
+// at is c from that block on.
+func at(c nvme.Command, block uint32) nvme.Command {
+	c.DWords[0] = block
+	return c
+}
+
+// long is command i about as many bytes as the longest capsule has.
+func long(op nvme.Opcode, i int) nvme.Command {
+	return at(rw(op, longCapsule/512), uint32(i)*longCapsule/512)
+}
+
+// startLong begins such a Write, with its data in its capsule.
+func startLong(h *host, i int) uint16 {
+	return h.start(long(nvme.Write, i), longCapsule, fill(longCapsule, byte(i+1)), true)
+}
+
+// megabyte is a Write of one, whose data are fetched.
+func megabyte(i int) nvme.Command { return at(rw(nvme.Write, 2048), uint32(i)*2048) }
+
+// bring brings the data that a command waits for.
+func (h *host) bring(cid uint16, data []byte) {
+	h.q.Lock()
+	defer h.q.Unlock()
+	h.out[cid] = data
+	h.GetData(h.late[cid])
+}
+
+// Data that have come in a capsule wait for memory, and what is behind them waits, too: for that of others, or of the queue.
+func TestHeld(t *testing.T) {
+	x, h, s := newHolding(t)
+	if n := h.params.CapsuleData; n != longCapsule {
+		t.Fatalf("capsules have %d bytes", n)
+	}
+	feed := x.starve()
+	startLong(h, 0)
+	if got := h.take(); len(got) != 0 || h.held == nil {
+		t.Fatalf("without memory: %v, held %v", got, h.held != nil)
+	}
+	feed()
+	if got := h.take(); len(got) != 1 || got[0].Status != nvme.Success || h.held != nil {
+		t.Fatalf("when there is memory: %v, held %v", got, h.held != nil)
+	}
+
+	// Two Writes whose data are behind all others have half of the share. The others do not wait for them.
+	late := []uint16{h.start(megabyte(4), 1<<20, nil, false), h.start(megabyte(5), 1<<20, nil, false)}
+	gate := s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	for i := range 8 {
+		if startLong(h, i); h.held != nil {
+			t.Fatalf("long capsule %d is held", i)
+		}
+	}
+	last := startLong(h, 8)
+	if h.held == nil || h.held.CQE.CID != last {
+		t.Fatalf("beyond the share: %v", h.take())
+	}
+	x.pass(60)
+	for _, a := range h.answersAfter(9, gate.Release) {
+		if a.Status != nvme.Success {
+			t.Error(a)
+		}
+	}
+	if h.held != nil || len(h.ended) != 0 {
+		t.Errorf("held %v, ended %v", h.held != nil, h.ended)
+	}
+	for _, cid := range late {
+		h.bring(cid, fill(1<<20, 9))
+	}
+	if got := h.take(); len(got) != 2 || got[0].Status|got[1].Status != nvme.Success {
+		t.Fatal(got)
+	}
+	for i := range 9 {
+		if a := h.must(long(nvme.Read, i), longCapsule, nil, false); !bytes.Equal(a.data, fill(longCapsule, byte(i+1))) {
+			t.Errorf("long capsule %d: other bytes come back", i)
+		}
+	}
+}
+
+// What would be held for ever is to be repeated: behind it are the data for which all the memory is, or others keep it.
+func TestNotHeldForEver(t *testing.T) {
+	x, h, _ := newHolding(t)
+	first := h.start(megabyte(4), 1<<20, nil, false)
+	feed := x.starve()
+	startLong(h, 0)
+	if got := h.take(); len(got) != 1 || got[0].Status != nvme.NamespaceNotReady || h.held != nil {
+		t.Errorf("before data that have memory: %v, held %v", got, h.held != nil)
+	}
+	h.bring(first, fill(1<<20, 9))
+	if got := h.take(); len(got) != 1 || got[0].Status != nvme.Success {
+		t.Fatal(got)
+	}
+	feed()
+
+	feed = x.starve()
+	startLong(h, 0)
+	x.pass(backend.OverdueTicks)
+	if got := h.take(); len(got) != 0 || h.held == nil {
+		t.Errorf("for a while: %v", got)
+	}
+	x.pass(1)
+	if got := h.take(); len(got) != 1 || got[0].Status != nvme.NamespaceNotReady || h.held != nil {
+		t.Errorf("for long: %v, held %v", got, h.held != nil)
+	}
+	startLong(h, 0)
+	h.lose() // and with it what is held
+	feed()
+	if h.held != nil || h.q.live != 0 {
+		t.Errorf("%d commands are left behind the connection", h.q.live)
+	}
+}
