@@ -178,23 +178,39 @@ func (d *decoder) checkExports(c *Config) {
 	}
 }
 
-// checkSerials refuses one serial number for two stores: multipath would take
-// them for two paths to one disk and mix their data.
+// checkSerials refuses one serial number for two stores, or for blocks of two sizes: initiators would take both for
+// one disk, and multipath would mix their data. Of LUNs that have the same number without saying so it warns.
 func (d *decoder) checkSerials(c *Config) {
 	first := make(map[string]*LUN)
 	for i := range c.Targets {
 		for j := range c.Targets[i].LUNs {
 			l := &c.Targets[i].LUNs[j]
-			before := first[l.Serial]
+			serial := d.serialOf(&c.Targets[i], l)
+			before := first[serial]
 			switch {
-			case l.Serial == "":
 			case before == nil:
-				first[l.Serial] = l
+				first[serial] = l
 			case before.Shows() != l.Shows():
 				d.errorf(l.Pos, "the serial %q already belongs to the store %q in line %d: choose another, or initiators take both for one disk and destroy their data", l.Serial, before.Shows(), before.Pos.Line)
+			case before.BlockSize == l.BlockSize:
+			case l.Serial != "":
+				d.errorf(l.Pos, "the serial %q already belongs to the LUN in line %d, which has blocks of %d bytes: choose another, or initiators take both for one disk", l.Serial, before.Pos.Line, before.BlockSize)
+			default:
+				d.warnf(l.Pos, "line %d exports %q in blocks of %d bytes, with the same serial number: give one of the two a serial of its own, or initiators take both for one disk", before.Pos.Line, l.Shows(), before.BlockSize)
 			}
 		}
 	}
+}
+
+// serialOf returns a text that is the same for LUNs with the same serial number.
+func (d *decoder) serialOf(t *Target, l *LUN) string {
+	if l.Serial != "" {
+		return "said " + l.Serial
+	}
+	if l.Partition != "" && d.storeAt[l.Store].Type != StoreMemory { // it is made of the partition's UUID
+		return "partition " + l.Shows()
+	}
+	return "names " + t.Name + " " + l.Shows()
 }
 
 // checkGroups refuses a portal group without portals: nobody would reach the target through it.
