@@ -223,6 +223,10 @@ func (c *Conn) fail(format string, args ...any) {
 	c.terminate(WhenSent)
 }
 
+// Proved reports whether the initiator has logged in to a target. One that has not, and one in a discovery session, which may need no secret,
+// have proved nothing.
+func (c *Conn) Proved() bool { return c.sess != nil && !c.sess.Discovery }
+
 // terminate ends the connection. Lost follows.
 func (c *Conn) terminate(how Termination) {
 	c.left = true

@@ -160,7 +160,9 @@ func (m *Mover) Count(tell func(string, uint64)) {
 
 // Enable implements iscsi.Datamover.
 func (m *Mover) Enable(p *login.Params, _ int) {
-	m.Prove()
+	if m.conn.Proved() {
+		m.Prove()
+	}
 	m.enabled, m.p = true, *p
 }
 

@@ -2,6 +2,7 @@ package iser
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,7 +10,9 @@ import (
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 	"oneshot/scsi"
+	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
+	"oneshot/transport/rdma/rdmatest"
 )
 
 // takeMemory takes all of the I/O memory, until give is called.
@@ -80,27 +83,114 @@ func TestLoginWithoutMemory(t *testing.T) {
 	}
 }
 
-// What a connection has in answers that are not taken is bounded in octets, too.
+// What a connection has in answers that are not taken is bounded in octets, too: where nothing has been proved, to a few.
 func TestEchoesNotTaken(t *testing.T) {
+	for name, c := range map[string]struct {
+		login []string // text; nil: none
+		most  int
+	}{
+		"no login": {nil, lightWaiting}, "discovery session": {[]string{"SessionType=Discovery"}, lightWaiting},
+		"session": {[]string{"TargetName=" + iqn}, maxWaiting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _ := newFakeBench(t, 64<<20)
+			m, p := b.mover()
+			if c.login != nil {
+				logInAs(t, p, 1, c.login...)
+			}
+			before := b.pool.Stats().InUse
+			m.conn.Lock()
+			for range c.most / maxSegment {
+				m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
+			}
+			if m.Dead() {
+				t.Error("the connection ends too early")
+			}
+			m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
+			if !m.Dead() {
+				t.Errorf("%d octets wait, and more are taken", m.waiting)
+			}
+			m.conn.Unlock()
+			if n := b.pool.Stats().InUse - before; n > 2*int64(c.most) {
+				t.Errorf("%d bytes of I/O memory are in use for them", n)
+			}
+			b.end(p)
+		})
+	}
+}
+
+// Two pieces of a list of targets, however long, may wait for an initiator that has proved nothing.
+func TestLongListNotTaken(t *testing.T) {
 	b, _ := newFakeBench(t, 64<<20)
 	m, p := b.mover()
-	before := b.pool.Stats().InUse
+	logInAs(t, p, 1, "SessionType=Discovery")
 	m.conn.Lock()
-	for range maxWaiting / maxSegment {
-		m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
-	}
-	if m.Dead() {
-		t.Error("the connection ends too early")
-	}
-	m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
-	if !m.Dead() {
-		t.Errorf("%d octets wait, and more are taken", m.waiting)
+	for _, dies := range []bool{false, false, true} {
+		m.SendControl(make([]byte, pdu.BHSLen), make([]byte, 100<<10), iscsi.Ending{})
+		if m.Dead() != dies {
+			t.Errorf("with %d PDUs and %d octets that wait: ended %v", m.controls, m.waiting, m.Dead())
+		}
 	}
 	m.conn.Unlock()
-	if n := b.pool.Stats().InUse - before; n > 2*maxWaiting {
-		t.Errorf("%d bytes of I/O memory are in use for them", n)
-	}
 	b.end(p)
+}
+
+// Connections over a device on which they take memory or receives from others give way to others as long as they have proved nothing: those in
+// discovery sessions, too.
+func TestDiscoverySessionsGiveWay(t *testing.T) {
+	for kind, says := range map[string]func(*rdma.Limits){
+		"receives of their own":    func(l *rdma.Limits) { l.ReceiveWait = false },
+		"parts that take receives": func(l *rdma.Limits) { l.PartTakesReceive = true },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			d := rdmatest.NewFake()
+			says(&d.Says)
+			b := newBenchOn(t, 64<<20, d, "")
+			b.node.SetLimits(iscsi.Limits{Connections: 4096, Sessions: 100, LoginTimeout: 3600, ReadTimeout: 70})
+			_, innocent := b.mover()
+			logInAs(t, innocent, 1, "TargetName="+iqn)
+			var there []*rdmatest.FakePair
+			for range 250 { // fewer than there may be discovery sessions
+				if !b.target.MakeRoom() {
+					t.Fatalf("nobody gives way of %d discovery sessions", len(there))
+				}
+				there = slices.DeleteFunc(there, func(p *rdmatest.FakePair) bool {
+					if !isOver(p) {
+						return false
+					}
+					p.End()
+					return true
+				})
+				wait(func() bool { return b.node.Connections() == len(there)+1 })
+				_, p := b.mover()
+				logInAs(t, p, 2, "SessionType=Discovery")
+				there = append(there, p)
+			}
+			if most := 128; len(there) > most {
+				t.Errorf("%d discovery sessions are there, want %d at most", len(there), most)
+			}
+			if kept := b.pool.Limit(); kept < 48<<20 {
+				t.Errorf("their receives have left %d bytes of I/O memory", kept)
+			}
+			if isOver(innocent) {
+				t.Error("the session has given way")
+			}
+			for _, p := range append(there, innocent) {
+				p.End()
+			}
+			wait(func() bool { return b.node.Connections() == 0 && !b.target.Busy() })
+		})
+	}
+}
+
+// isOver reports whether the target has ended a connection.
+func isOver(p *rdmatest.FakePair) bool {
+	select {
+	case <-p.Over:
+		return true
+	default:
+		return false
+	}
 }
 
 // An initiator that answers pings but no RDMA Reads does not keep the memory for them, also where nobody is pinged.

@@ -3,6 +3,8 @@ package iser
 import (
 	"testing"
 
+	"oneshot/iscsi/pdu"
+	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/rdmatest"
 )
 
@@ -33,4 +35,26 @@ func (b *bench) moverOf(t testing.TB, r *rdmatest.FakeRequest) (*Mover, *rdmates
 func (b *bench) end(p *rdmatest.FakePair) {
 	p.End()
 	wait(func() bool { return b.node.Connections() == 0 && !b.target.Busy() })
+}
+
+// logInAs logs in over p, as the port with that ISID.
+func logInAs(t testing.TB, p *rdmatest.FakePair, isid byte, keys ...string) {
+	t.Helper()
+	text := []byte("InitiatorName=iqn.2026-11.example:fake\x00")
+	for _, k := range keys {
+		text = append(append(text, k...), 0)
+	}
+	f := pdu.LoginRequestFields{
+		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase,
+		ISID: pdu.ISID{0x80, 5: isid}, ITT: 1, CmdSN: 1, DataSegmentLength: len(text),
+	}
+	p.Say(append(f.AppendTo(appendHeader(nil)), text...))
+	ws := p.Next()
+	if len(ws) != 1 || len(ws[0].SGL) != 1 {
+		t.Fatalf("a login has %d answers", len(ws))
+	}
+	if h, _, ok := split(ws[0].SGL[0].Bytes[headerLen:]); !ok || h.Opcode() != pdu.OpLoginResponse || h[36] != 0 {
+		t.Fatalf("a login is answered with % x", ws[0].SGL[0].Bytes)
+	}
+	p.Finish(ws, rdma.StatusOK)
 }

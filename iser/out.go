@@ -94,7 +94,11 @@ var zeroes [4]byte
 
 // SendControl implements iscsi.Datamover.
 func (m *Mover) SendControl(bhs, data []byte, end iscsi.Ending) {
-	if m.controls >= maxControls || m.waiting+len(data) > maxWaiting {
+	most := maxWaiting
+	if m.controls >= lightControls && !m.conn.Proved() {
+		most = lightWaiting
+	}
+	if m.controls >= maxControls || m.waiting+len(data) > most {
 		m.violation("%d PDUs with %d bytes wait for the initiator to take them: it asks for more than it takes", m.controls, m.waiting)
 		return
 	}
@@ -134,10 +138,13 @@ func (m *Mover) over(end iscsi.Ending) (s rdma.STag) {
 
 // maxControls bounds the PDUs of the session's own, answers to NOP-Outs among them, that have not been sent: an
 // initiator may ask without end, and where its Sends wait for receives (rdma.Limits.ReceiveWait), so do ours.
-// Answers of commands are bounded by the session (iscsi.Conn.Command). maxWaiting bounds the data in these PDUs.
+// Answers of commands are bounded by the session (iscsi.Conn.Command). maxWaiting bounds the data in these PDUs. Of an initiator that has
+// proved nothing no more than lightControls of them may have more data than lightWaiting.
 const (
-	maxControls = 512
-	maxWaiting  = 256 << 10
+	maxControls   = 512
+	maxWaiting    = 256 << 10
+	lightControls = 2 // a piece of a list of targets, and the one before, of which the device has not told yet that it was sent
+	lightWaiting  = 16 << 10
 )
 
 func (m *Mover) newControl() *control {
