@@ -210,7 +210,7 @@ func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	if qid != 0 {
 		capsule = q.node.Capsule(q.mover.Transport())
 	}
-	q.params = Params{QID: qid, CapsuleData: capsule, Collapse: q.noFlow, Proved: q.state == queueConnected}
+	q.params = Params{QID: qid, CapsuleData: capsule, Collapse: q.noFlow, Proved: q.state == queueConnected && !c.sub.isDiscovery()}
 	q.mover.Connected(q.params)
 	return t.end(nvme.Success)
 }

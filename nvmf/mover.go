@@ -60,7 +60,7 @@ const (
 type Params struct {
 	QID         uint16
 	CapsuleData int  // bytes of data that a capsule may have
-	Proved      bool // the host need not give way to others
+	Proved      bool // the host need not give way to others; one that has only come for discovery has to, unless it has authenticated itself
 	Collapse    bool // a completion without status may be folded into the last data: nobody looks at SQHD
 }
 

@@ -101,47 +101,58 @@ func TestReceivesComeBack(t *testing.T) {
 	}
 }
 
-// Connections that have not sent Connect give way to others, where they take memory or receives from them.
+// Connections that have not sent Connect give way to others, where they take memory or receives from them, and so do those of discovery
+// controllers, which anybody may have.
 func TestStarting(t *testing.T) {
 	for name, change := range map[string]func(*rdma.Limits){
 		"receives of their own":    func(l *rdma.Limits) { l.ReceiveWait = false },
 		"parts that take receives": func(l *rdma.Limits) { l.PartTakesReceive = true },
 	} {
-		t.Run(name, func(t *testing.T) {
-			d := rdmatest.NewFake()
-			change(&d.Says)
-			b := newBench(t, d)
-			p := b.queue()
-			before := b.rig.pool.Stats().InUse
-			var gone int
-			for range 200 {
-				r := &rdmatest.FakeRequest{Data: request(0, 32)}
-				if err := b.target.accept(r, 1); err != nil {
-					break // the connections are used up, or too many are giving way
+		for what, begin := range map[string]func(b *bench, p *fakePair){
+			"nothing": func(*bench, *fakePair) {},
+			"discovery": func(b *bench, p *fakePair) {
+				f := nvme.ConnectFields{HostID: [16]byte{2}, CNTLID: nvme.DynamicController, SubNQN: nvme.DiscoveryNQN, HostNQN: hostNQN}
+				b.run(p, connect(0, 31), f.AppendTo(nil), 0)
+			},
+		} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				d := rdmatest.NewFake()
+				change(&d.Says)
+				b := newBench(t, d)
+				p := b.queue()
+				before := b.rig.pool.Stats().InUse
+				var gone int
+				for range 200 {
+					r := &rdmatest.FakeRequest{Data: request(0, 32)}
+					if err := b.target.accept(r, 1); err != nil {
+						break // the connections are used up, or too many are giving way
+					}
+					x := &fakePair{r.Pair, t}
+					b.pairs = append(b.pairs, x)
+					begin(b, x)
 				}
-				b.pairs = append(b.pairs, &fakePair{r.Pair, t})
-			}
-			for _, x := range b.pairs[2:] {
+				for _, x := range b.pairs[2:] {
+					select {
+					case <-x.Over:
+						gone++
+					default:
+					}
+				}
+				most := b.rig.pool.Stats().Limit/8 + 1<<20
+				if used := b.rig.pool.Stats().InUse - before; used > most {
+					t.Errorf("%d bytes are in use of connections that have proved nothing, want at most %d", used, most)
+				}
+				if gone == 0 {
+					t.Error("no connection has given way")
+				}
 				select {
-				case <-x.Over:
-					gone++
+				case <-p.Over:
+					t.Error("a connected queue has given way")
 				default:
 				}
-			}
-			most := b.rig.pool.Stats().Limit/8 + 1<<20
-			if used := b.rig.pool.Stats().InUse - before; used > most {
-				t.Errorf("%d bytes are in use of connections that have proved nothing, want at most %d", used, most)
-			}
-			if name == "receives of their own" && gone == 0 {
-				t.Error("no connection has given way")
-			}
-			select {
-			case <-p.Over:
-				t.Error("a connected queue has given way")
-			default:
-			}
-			b.run(p, rw(nvme.Write, 0, 4096), make([]byte, 4096), 0)
-		})
+				b.run(p, rw(nvme.Write, 0, 4096), make([]byte, 4096), 0)
+			})
+		}
 	}
 }
 
