@@ -46,7 +46,8 @@ type node struct {
 	unheard bool // what it asks is not answered
 	refused int  // so many of its calls fail: too many wait
 	applied int
-	asked   int // what was in the log when its mirror asked, in this life, for the newest view; -1: it has not yet
+	born    uint64 // term of the newest view when its process began, which serves in none of before
+	asked   int    // what was in the log when its mirror asked, in this life, for the newest view; -1: it has not yet
 	learned replica.View
 	view    replica.View // that the mirror was told of
 	watch   func(*quorum.Record)
@@ -74,6 +75,7 @@ func newLab(t *testing.T, seed uint64, names ...string) *lab {
 func (n *node) begin() {
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.applied, n.asked, n.learned, n.view, n.watch = 0, -1, replica.View{}, replica.View{}, nil
+	n.l.locked(func() { n.born = n.l.view.Term })
 	n.table = access.NewTable(access.Nothing(), nil)
 	n.res = Begin(n.table, Options{Consensus: n, Set: set, Node: n.name, Term: n.term, Prove: n.prove, Log: slog.New(slog.DiscardHandler)})
 	n.wg.Go(n.apply)
@@ -182,7 +184,7 @@ func (l *lab) elect(name string) {
 func (n *node) term() uint64 {
 	n.l.mu.Lock()
 	defer n.l.mu.Unlock()
-	if n.view.Primary == n.id {
+	if n.view.Primary == n.id && n.view.Term > n.born {
 		return n.view.Term
 	}
 	return 0

@@ -36,7 +36,7 @@ type record struct {
 	Tickets               map[string]uint64 `json:",omitempty"`
 
 	// Warm processes have known the state without a gap since it began, or was kept over a loss of power. Cold ones have
-	// begun since, and become warm when a warm one says so.
+	// begun since, and become warm when a warm one says so, or when they serve the volume: hosts rely on what they keep to.
 	Warm, Cold []life `json:",omitempty"`
 }
 
@@ -151,28 +151,30 @@ func (n *record) encode() ([]byte, error) {
 }
 
 // Enter returns a change of the state by which this process notes that it has begun, and as a warm one takes others in; nil: there is
-// nothing to note. What is to end with a loss of power ends when all nodes have begun anew since it was noted that one of them knew it.
-func (c *Core) Enter() func(old []byte) ([]byte, error) {
+// nothing to note. What is to end with a loss of power ends when all nodes have begun anew since it was noted that one of them knew it, unless
+// one of these serves the volume by then. term is that in which this node serves it, 0: it does not.
+func (c *Core) Enter(term uint64) func(old []byte) ([]byte, error) {
 	warm, cold := slices.Contains(c.newest.Warm, c.self), slices.Contains(c.newest.Cold, c.self)
-	if c.broken != nil || warm && len(c.newest.Cold) == 0 || cold {
+	serves := c.isPrimary(term)
+	if c.broken != nil || warm && len(c.newest.Cold) == 0 || cold && !serves {
 		return nil
 	}
-	return c.self.enter
+	return func(old []byte) ([]byte, error) { return c.self.enter(old, serves) }
 }
 
-func (l life) enter(old []byte) ([]byte, error) {
+// isPrimary reports whether this node serves the volume in the newest view that it knows; term is that in which it does, 0: it does not.
+func (c *Core) isPrimary(term uint64) bool { return term != 0 && c.view.View.Term == term }
+
+func (l life) enter(old []byte, serves bool) ([]byte, error) {
 	n, err := decode(old)
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case slices.Contains(n.Warm, l):
-		if len(n.Cold) == 0 {
-			return old, nil
-		}
-		n.Warm, n.Cold = append(n.Warm, n.Cold...), nil
-	case slices.Contains(n.Cold, l):
+	switch cold := slices.Contains(n.Cold, l); {
+	case cold && !serves, len(n.Cold) == 0 && slices.Contains(n.Warm, l):
 		return old, nil
+	case cold, slices.Contains(n.Warm, l):
+		n.Warm, n.Cold = append(n.Warm, n.Cold...), nil
 	default:
 		former := func(o life) bool { return o.Node == l.Node }
 		n.Warm, n.Cold = slices.DeleteFunc(n.Warm, former), slices.DeleteFunc(n.Cold, former)
@@ -207,7 +209,7 @@ func (c *Core) Keep(term uint64) func(old []byte) ([]byte, error) {
 	for n := range c.ending {
 		k.Changes = min(k.Changes, n-1)
 	}
-	if c.kept.Changes >= k.Changes || term == 0 || c.view.View.Term != term {
+	if c.kept.Changes >= k.Changes || !c.isPrimary(term) {
 		return nil
 	}
 	return func(old []byte) ([]byte, error) {

@@ -174,7 +174,7 @@ const again = 500 * time.Millisecond
 // enter does Core.Enter.
 func (r *Reservations) enter() error {
 	r.mu.Lock()
-	change := r.core.Enter()
+	change := r.core.Enter(r.o.Term())
 	r.mu.Unlock()
 	return r.update(r.core.RecordKey(), change)
 }

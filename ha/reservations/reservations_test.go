@@ -163,6 +163,7 @@ func TestRestarts(t *testing.T) {
 				for _, n := range nodes {
 					n.begin()
 				}
+				time.Sleep(time.Second)
 				l.elect("b")
 				time.Sleep(time.Second)
 				synctest.Wait()
@@ -189,6 +190,39 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
+// TestServedBeforeTheLastIsBack: what was not to outlive a loss of power stays if a node has served the volume since, though the others come back
+// later: hosts are using it, and rely on their fences.
+func TestServedBeforeTheLastIsBack(t *testing.T) {
+	in(t, 13, func(l *lab, a, b *node) {
+		good := b.login("good")
+		l.want("good registers", good.register(1, false), access.Done)
+		l.want("bad registers", b.login("bad").register(2, false), access.Done)
+		l.want("good reserves", good.do(reserve(1)), access.Done)
+		l.want("good fences", good.do(fence(1, 2)), access.Done)
+		time.Sleep(time.Second) // both are warm
+		a.end()
+		b.end()
+		b.begin()
+		time.Sleep(time.Second)
+		l.elect("b")
+		time.Sleep(time.Second)
+		bad := b.login("bad")
+		if d, _ := bad.has(); d&access.Writes == 0 {
+			t.Fatalf("while b is alone who was fenced is denied %#x", d)
+		}
+		a.begin()
+		time.Sleep(time.Second)
+		if d, e := bad.has(); d&access.Writes == 0 || e != 0 {
+			t.Errorf("when a is back who was fenced is denied %#x, and told %#x", d, e)
+		}
+		look := &access.Change{Op: access.Look}
+		l.want("look", a.login("good").do(look), access.Done)
+		if n := len(look.State.Registrations); n != 1 {
+			t.Errorf("%d registrations are left", n)
+		}
+	})
+}
+
 // TestNewLife: a process that begins learns of changes of the past, and tells nobody. What a session does that came meanwhile is not
 // aborted because its initiator was fenced before.
 func TestNewLife(t *testing.T) {
@@ -200,6 +234,7 @@ func TestNewLife(t *testing.T) {
 		l.want("good fences", good.do(fence(1, 2)), access.Done)
 		a.end()
 		a.begin()
+		l.elect("a")
 		bad := a.login("bad")
 		bad.abort = func(done func()) { t.Error("aborted"); done() }
 		time.Sleep(time.Second)
@@ -227,6 +262,7 @@ func TestServesBeforeItHasAsked(t *testing.T) {
 		a.end()
 		l.locked(func() { a.unheard = true })
 		a.begin()
+		l.elect("a")
 		bad := a.login("bad")
 		bad.abort = func(done func()) { t.Error("it is aborted for what happened before this life"); done() }
 		time.Sleep(time.Second)
@@ -265,6 +301,7 @@ func TestTooManyWait(t *testing.T) {
 		a.end()
 		l.locked(func() { a.refused = 1 })
 		a.begin()
+		l.elect("a")
 		l.want("good registers in a new life of a", good.register(3, true), access.Done)
 	})
 }
@@ -490,6 +527,7 @@ func TestModes(t *testing.T) {
 			for _, n := range []*node{a, b} {
 				n.end()
 				n.begin()
+				time.Sleep(time.Second)
 				l.elect("b")
 				time.Sleep(time.Second)
 				on(a, 3)
@@ -499,6 +537,7 @@ func TestModes(t *testing.T) {
 			b.end()
 			a.begin()
 			b.begin()
+			time.Sleep(time.Second)
 			l.elect("b")
 			time.Sleep(time.Second)
 			look := &access.Change{Op: access.Look}

@@ -328,7 +328,7 @@ func (k *keeper) kick() {
 	}
 	k.says, k.more = true, false
 	k.soon(0, func() {
-		k.say(k.core.RecordKey(), k.core.Enter(), func() {
+		k.say(k.core.RecordKey(), k.core.Enter(k.serves()), func() {
 			k.say(k.core.KeptKey(), k.core.Keep(k.serves()), func() {
 				if k.says = false; k.more {
 					k.kick()
