@@ -45,7 +45,7 @@ var fenceMutants = []mutant{
 		"says without being the primary that this keeps to a change",
 		[]int{11},
 		"core.go",
-		"|| term == 0 || c.view.View.Term != term {", "|| !ON && (term == 0 || c.view.View.Term != term) {", "",
+		"|| !c.isPrimary(term) {", "|| !ON && !c.isPrimary(term) {", "",
 	},
 }
 
