@@ -58,9 +58,12 @@ limits: {commands: 200, memory_per_connection: 2MiB}
 	if got := string(bytes.TrimSpace(c[4:24])); got != "S7" {
 		t.Errorf("the serial number is %q", got)
 	}
-	// Half of the memory is for the data in capsules, as many as there are commands, in pages.
-	const offIOCCSZ = 1792 // in units of 16 bytes
-	if got, want := binary.LittleEndian.Uint32(c[offIOCCSZ:])*16, uint32(64+(2<<20/2/200)&^4095); got != want {
+	// A command may have half of the memory at once, in powers of two pages, and 256 KiB of that come in its capsule.
+	const offMDTS, offIOCCSZ = 77, 1792 // the latter in units of 16 bytes
+	if got := c[offMDTS]; 4096<<got != 2<<20/2 {
+		t.Errorf("a command has at most %d bytes", 4096<<got)
+	}
+	if got, want := binary.LittleEndian.Uint32(c[offIOCCSZ:])*16, uint32(64+256<<10); got != want {
 		t.Errorf("a capsule has %d bytes, want %d", got, want)
 	}
 	for nsid, want := range map[uint32]struct {
