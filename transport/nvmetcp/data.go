@@ -63,7 +63,7 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 	t.NoLend = m.dataDigest
 	t.in.tag = -1
 	if inCapsule {
-		m.In.Task, m.held = t, s // until its data are in, or it is forgotten
+		m.In.Task, m.capsule = t, s // until its data are in, or it is forgotten
 	}
 	if !m.queue.Command(&t.Task, e) {
 		m.In.Task = nil
@@ -106,7 +106,7 @@ func (m *Mover) GetData(nt *nvmf.Task) {
 	switch {
 	case m.Held(t):
 		m.GoOn()
-		m.begin(m.held, t, min(m.held.Len, d.want))
+		m.begin(m.capsule, t, min(m.capsule.Len, d.want))
 	case !nt.InCapsule:
 		m.ask(t)
 	}
@@ -216,7 +216,7 @@ func (m *Mover) Forget(nt *nvmf.Task) bool {
 	}
 	if m.Held(t) {
 		m.GoOn()
-		m.begin(m.held, nil, 0)
+		m.begin(m.capsule, nil, 0)
 	}
 	m.In.Forget(t)
 	return true

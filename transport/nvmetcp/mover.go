@@ -41,7 +41,7 @@ type Mover struct {
 	offender []byte // the header of the PDU that came last, for a termination request; in the buffer
 
 	free      bytestream.Pool[task]
-	held      pdu.Shape // of the capsule whose data are held: those of In.Task
+	capsule   pdu.Shape // of the one whose data are next, or under way: those of In.Task
 	transfers []transfer
 	idle      []uint64 // a bit for each of transfers that is not in use
 
