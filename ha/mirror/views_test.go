@@ -114,6 +114,15 @@ func (c *members) close() {
 	}
 }
 
+// labOfMembers begins two copies, whose views members agree on. c is to be closed.
+func labOfMembers(t *testing.T) (c *members, l *lab) {
+	c, l = newMembers(t, false), newLab(t, 2)
+	l.members = c
+	l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
+	l.begin()
+	return c, l
+}
+
 // TestConsensus: with the records of a real cluster of two copies and a witness the mirror survives its primary, and
 // without a majority nobody takes over.
 func TestConsensus(t *testing.T) {
@@ -166,12 +175,8 @@ func TestConsensus(t *testing.T) {
 // well. The other node serves within seconds, and the former primary refuses what it is asked for. When that disk answers again the copy is brought level.
 func TestStateDiskHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newMembers(t, false)
+		c, l := labOfMembers(t)
 		defer c.close()
-		l := newLab(t, 2)
-		l.members = c
-		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
-		l.begin()
 		a, b := l.nodes[0], l.nodes[1]
 		want := bytesOf(128<<10, 3)
 		l.write(a, 0, want)
@@ -204,13 +209,9 @@ func TestStateDiskHangs(t *testing.T) {
 // one would not learn that it has the office. When it takes part again it gets it.
 func TestStuckIsNoSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newMembers(t, false)
+		c, l := labOfMembers(t)
 		defer c.close()
-		l := newLab(t, 2)
-		l.members = c
-		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
 		defer l.end()
-		l.begin()
 		a, b := l.nodes[0], l.nodes[1]
 		goOn := c.disks["b"].stall()
 		defer goOn()
@@ -240,13 +241,9 @@ func TestStuckIsNoSuccessor(t *testing.T) {
 // TestStuckPrimaryLetsGo: the log of the primary's member takes nothing, and all else of it is well. It serves on, and hands over by order.
 func TestStuckPrimaryLetsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newMembers(t, false)
+		c, l := labOfMembers(t)
 		defer c.close()
-		l := newLab(t, 2)
-		l.members = c
-		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
 		defer l.end()
-		l.begin()
 		a, b := l.nodes[0], l.nodes[1]
 		goOn := c.disks["a"].stall()
 		defer goOn()

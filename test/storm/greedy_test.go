@@ -334,6 +334,21 @@ func (g *greedy) askers(name string, n int) (conns []*net.TCPConn) {
 	return conns
 }
 
+// crowded waits until most of the I/O memory is taken. The witness, and others, go on meanwhile, and for some time after.
+func (g *greedy) crowded(others ...*attack.Witness) {
+	g.until("most of the I/O memory is taken", func() bool {
+		g.Works()
+		b := g.status().Buffers
+		return b.InUse >= b.Limit*2/3
+	})
+	for range 10 {
+		g.Works()
+		for _, w := range others {
+			w.Works()
+		}
+	}
+}
+
 // hogs are sessions that request more data than there is I/O memory, and take none of it. The target drops
 // those that go on without taking anything. The witness, on the same store, goes on meanwhile.
 func (g *greedy) hogs() {
@@ -346,14 +361,7 @@ func (g *greedy) hogs() {
 		}
 		conns = append(conns, c)
 	}
-	g.until("three quarters of the I/O memory are taken", func() bool {
-		g.Works()
-		b := g.status().Buffers
-		return b.InUse >= b.Limit*2/3
-	})
-	for range 10 {
-		g.Works()
-	}
+	g.crowded()
 	g.until("those who take nothing are dropped", func() bool { return g.logged("has taken no answers for") > 0 })
 	for _, c := range conns {
 		_ = c.Close()

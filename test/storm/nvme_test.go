@@ -318,15 +318,7 @@ func (s *nvmeStorm) hogs() {
 		}
 		all = append(all, h)
 	}
-	s.until("most of the I/O memory is taken", func() bool {
-		s.Works()
-		b := s.status().Buffers
-		return b.InUse >= b.Limit*2/3
-	})
-	for range 10 {
-		s.Works()
-		s.innocent.Works()
-	}
+	s.crowded(s.innocent)
 	s.until("those who take nothing are dropped", func() bool { return s.logged("the host has taken no answers for") > 0 })
 	for _, h := range append(all, admin) {
 		_ = h.C.Close()

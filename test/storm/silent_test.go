@@ -68,14 +68,7 @@ func (g *commander) silentWrites() {
 			conns = append(conns, p.Conn)
 		}
 	}
-	g.until("most of the I/O memory is taken", func() bool {
-		g.Works()
-		b := g.status().Buffers
-		return b.InUse >= b.Limit*2/3
-	})
-	for range 10 {
-		g.Works()
-	}
+	g.crowded()
 	for _, c := range conns {
 		_ = c.Close()
 	}
@@ -95,14 +88,7 @@ func (g *commander) deafReads() {
 			p.Command(silent(0x88), nil, 0, uint32(0x100*(1+k)), silentLen)
 		}
 	}
-	g.until("most of the I/O memory is taken", func() bool {
-		g.Works()
-		b := g.status().Buffers
-		return b.InUse >= b.Limit*2/3
-	})
-	for range 10 {
-		g.Works()
-	}
+	g.crowded()
 	g.until("those who take nothing are dropped", func() bool { return g.logged("has taken no answers for") > was })
 	for _, p := range peers {
 		_ = p.Conn.Close()
