@@ -14,22 +14,28 @@ import (
 func TestCardGoesAtTheBeginning(t *testing.T) {
 	lost := &LostError{net.ErrClosed}
 	for _, goneFirst := range []bool{false, true} {
-		told := 0
 		q := &queuePair{
-			dev: &Device{lostErr: lost}, shared: true,
-			cfg: rdma.QueuePairConfig{Disconnected: func(error) { told++ }},
+			dev: &Device{lostErr: lost, lost: make(chan struct{})},
+			cfg: rdma.QueuePairConfig{Disconnected: func(error) {}},
+		}
+		told := false
+		gone := func() {
+			close(q.dev.lost)
+			q.mu.Lock()
+			told = q.ends(true)
+			q.mu.Unlock()
 		}
 		if goneFirst {
-			q.hasEnded(lost)
+			gone()
 		}
 		if err := q.begins(new(shm.Message)); goneFirst != errors.Is(err, lost) {
 			t.Errorf("the card has gone is %v: begins returns %v", goneFirst, err)
 		}
 		if !goneFirst {
-			q.hasEnded(lost)
+			gone()
 		}
-		if (told == 1) == goneFirst {
-			t.Errorf("the card has gone is %v: Disconnected is called %d times", goneFirst, told)
+		if told == goneFirst {
+			t.Errorf("the card has gone is %v: that Disconnected is to be called is %v", goneFirst, told)
 		}
 	}
 }

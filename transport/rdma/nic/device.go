@@ -360,7 +360,6 @@ func (d *Device) flush() {
 	d.mu.Unlock()
 	for _, q := range qps {
 		q.flush(d.lostErr)
-		q.hasEnded(d.lostErr)
 	}
 	close(d.flushed)
 }

@@ -30,17 +30,12 @@ type queuePair struct {
 	closing sync.Mutex // held by Close; taken before mu
 	mu      sync.Mutex
 	mem     *shm.Queue
-	open    bool   // mem is mapped
 	sent    []work // by position
 	head    uint32 // of what has to be remembered
 	tail    uint32
 
-	up        bool           // the connection has begun
-	leaving   bool           // Disconnect, Abort or Close was called
-	ended     bool           // the connection has ended
-	unmade    bool           // the card has gone before the connection had begun, and Disconnected was not called
-	closed    bool           // Close waits for endings alone
-	endings   sync.WaitGroup // calls of hasEnded: begun with the lock held, and not closed
+	state     state
+	endings   sync.WaitGroup // calls of Disconnected that the card caused: begun with the lock held, and before closing
 	initiator bool           // Host 1
 	reads     int
 	shot      *rdma.OneShot
@@ -102,7 +97,7 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 		d.giveQueues(q.number)
 		return nil, err
 	}
-	q.mem, q.open = shm.NewQueue(segs[0], c.MaxWork), true
+	q.mem = shm.NewQueue(segs[0], c.MaxWork)
 	q.sent = make([]work, q.mem.Slots())
 	if !q.shared {
 		q.recv = new(receives)
@@ -173,7 +168,7 @@ func addr(s string) net.Addr {
 func (q *queuePair) Counters() rdma.Counters {
 	a, err := q.dev.ask(&shm.Message{Op: shm.OpCounters, Number: q.number})
 	q.mu.Lock()
-	if err == nil && a.Counters != nil && q.open {
+	if err == nil && a.Counters != nil && q.state != released {
 		q.last = *a.Counters
 	}
 	c := q.last
@@ -204,10 +199,19 @@ func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 func (q *queuePair) begins(m *shm.Message) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.unmade {
-		return q.dev.lostErr
+	switch q.state {
+	case fresh:
+		q.become(connected)
+	case ended: // it has ended meanwhile, and Disconnected says so
+	default:
+		select {
+		case <-q.dev.lost:
+			return q.dev.lostErr
+		default:
+			return rdma.ErrDisconnected
+		}
 	}
-	q.up, q.initiator, q.reads, q.shot, q.data = true, m.Initiator, m.Reads, m.OneShot, m.Data
+	q.initiator, q.reads, q.shot, q.data = m.Initiator, m.Reads, m.OneShot, m.Data
 	q.local, q.remote = addr(m.Local), addr(m.Remote)
 	q.tags.add(m.STags)
 	return nil
@@ -347,11 +351,10 @@ func (q *queuePair) askRevoke(s rdma.STag) error {
 func (q *queuePair) leave() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.up || q.ended || !q.open {
-		return false
+	if q.state == connected {
+		q.become(leaving)
 	}
-	q.leaving = true
-	return true
+	return q.state == leaving
 }
 
 // Disconnect implements rdma.QueuePair.
@@ -388,33 +391,21 @@ func (q *queuePair) Abort(err error) {
 	q.tell(m)
 }
 
-// ending has hasEnded called in a goroutine: Disconnected may wait for a lock whose holder waits for an answer, in Post.
+// ending notes that the card says that the connection has ended. Disconnected is called in a goroutine: it may wait for a lock whose
+// holder waits for an answer, in Post.
 func (q *queuePair) ending(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.closed {
-		q.endings.Go(func() { q.hasEnded(err) })
-	}
-}
-
-// hasEnded notes that the connection has ended.
-func (q *queuePair) hasEnded(err error) {
-	q.mu.Lock()
-	again := q.ended
-	q.ended = true
-	_, lost := errors.AsType[*LostError](err)
-	never := lost && !q.up
-	q.unmade = q.unmade || never
-	q.mu.Unlock()
+	tell := q.ends(false)
 	if !q.shared {
 		q.recv.end()
 	}
-	if !again && !never && q.cfg.Disconnected != nil {
-		q.cfg.Disconnected(err)
+	if tell {
+		q.endings.Go(func() { q.cfg.Disconnected(err) })
 	}
 }
 
-// flush completes everything that is posted, for the card has gone.
+// flush completes everything that is posted, and ends the connection, for the card has gone.
 func (q *queuePair) flush(err error) {
 	var sends, recvs []rdma.Completion
 	q.mu.Lock()
@@ -428,7 +419,7 @@ func (q *queuePair) flush(err error) {
 			t.use, t.done = unused, nil
 		}
 	}
-	q.leaving = true
+	tell := q.ends(true)
 	q.mu.Unlock()
 	if !q.shared {
 		q.recv.end()
@@ -439,6 +430,9 @@ func (q *queuePair) flush(err error) {
 	}
 	q.sendCQ.Deliver(sends...)
 	q.recvCQ.Deliver(recvs...)
+	if tell {
+		q.cfg.Disconnected(err)
+	}
 }
 
 // Close implements rdma.QueuePair.
@@ -446,10 +440,15 @@ func (q *queuePair) Close() error {
 	q.closing.Lock()
 	defer q.closing.Unlock()
 	q.mu.Lock()
-	open := q.open
-	q.leaving = true
+	was := q.state
+	switch was {
+	case fresh:
+		q.become(unmade)
+	case connected:
+		q.become(leaving)
+	}
 	q.mu.Unlock()
-	if !open {
+	if was == released {
 		return nil
 	}
 	if !q.shared {
@@ -467,7 +466,7 @@ func (q *queuePair) Close() error {
 		err = nil
 	}
 	q.mu.Lock()
-	q.closed = true // what the card says of the end comes before its answer
+	q.become(closing) // what the card says of the end comes before its answer
 	q.mu.Unlock()
 	q.endings.Wait()
 	return errors.Join(err, q.release(a))
@@ -482,7 +481,7 @@ func (q *queuePair) release(a *shm.Message) error {
 	d.mu.Unlock()
 	d.pairs[q.number].Store(nil)
 	q.mu.Lock()
-	q.open = false
+	q.become(released)
 	if a != nil && a.Counters != nil {
 		q.last = *a.Counters
 	}

@@ -179,7 +179,7 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 
 // publish shows the card what is new. The lock is held.
 func (q *queuePair) publish() {
-	if q.open {
+	if q.state != released {
 		q.mem.Tail.Store(q.tail)
 	}
 }
@@ -188,7 +188,7 @@ func (q *queuePair) ring() { q.dev.hint(q.number, &q.hint) }
 
 func (q *queuePair) post(ws []rdma.Work, i int) error {
 	switch {
-	case !q.up || q.leaving || q.ended:
+	case q.state != connected:
 		return rdma.ErrDisconnected
 	case q.tail-q.head >= q.maxWork:
 		return rdma.ErrFull
