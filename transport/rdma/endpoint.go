@@ -33,7 +33,7 @@ import "time"
 //     sees w1. Nothing else. What is not complete may be done again when a connection is lost and made anew: Writes
 //     w1 < w2 as w1, w2, w1, w2, though somebody has seen w2 and written since where w1 writes. So a Write that lets
 //     others change octets, as one does that releases a lock, has a Fence, or is posted when what is before it is complete.
-//     A Read may fail the second time, though what a fence has kept behind it was done after the first.
+//     A Read may fail the second time, though what had to come behind it was done after the first.
 //   - O10: RelaxedOrder on a work of a strict queue pair is FreeStart for that work; its completion stays in
 //     order.
 //   - O11: Unsignalled with FreeFinish: there is no completion if the work ends well, and no later one stands

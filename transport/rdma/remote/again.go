@@ -131,7 +131,7 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 //   - If the session is not known, it is not known of an atomic operation whether it was done, so it is not repeated. Nor is what
 //     changes octets, if others may have been told that it is done (isToldOf): it would come on top of what they have written since. Nor
 //     is a fence that may have been executed behind one of these, nor what has a fence behind that (O6).
-//   - A Read may find what was written by a work that a fence kept behind it.
+//   - A Read may find what was changed by a work that had to come behind it (overtaken).
 //
 // These end with StatusTransport.
 func (q *queuePair) repeat(known bool) {
@@ -178,7 +178,7 @@ func (q *queuePair) repeat(known bool) {
 			unknown[w.chain] = true
 			w.status, w.err = rdma.StatusTransport, errUnknown
 			q.answered(p)
-		case w.opcode == rdma.OpRead && w.overtaken():
+		case w.opcode == rdma.OpRead && q.overtaken(w):
 			if w.harmless = true; w.fence && !seen {
 				q.doom(p, rdma.StatusTransport, errOvertaken)
 				continue
@@ -216,12 +216,14 @@ func (w *work) isAtomic() bool {
 	return w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd
 }
 
-// overtaken reports whether a work that a fence kept behind w may have changed what w reads.
-func (w *work) overtaken() bool {
-	fenced := false
+// overtaken reports whether a work that had to come behind w (O1, O5) may have changed what w reads. On a strict queue pair only a Write need not,
+// unless there is an atomic operation between the two.
+func (q *queuePair) overtaken(w *work) bool {
+	behind := false
 	for v := w.next; v != nil; v = v.next {
-		fenced = fenced || v.fence || v.opcode == rdma.OpFlush
-		if fenced && v.changes() && v.began && w.off < v.off+v.n && v.off < w.off+w.n {
+		behind = behind || v.fence || v.opcode == rdma.OpFlush || v.isAtomic() && q.isStrict(v)
+		follows := behind || v.opcode == rdma.OpDiscard && q.isStrict(v) && q.isStrict(w)
+		if follows && v.changes() && v.began && w.off < v.off+v.n && v.off < w.off+w.n {
 			return true
 		}
 	}

@@ -678,6 +678,51 @@ func TestReadOvertaken(t *testing.T) {
 	})
 }
 
+// Nor does one on a strict queue pair return what was changed by a Discard or an atomic operation behind it, or by a Write behind that one.
+func TestReadOvertakenInOrder(t *testing.T) {
+	for _, c := range []struct {
+		order rdma.Order
+		ops   []rdma.Opcode
+		want  rdma.Status
+	}{
+		{rdma.OrderStrict, []rdma.Opcode{rdma.OpDiscard}, rdma.StatusTransport},
+		{rdma.FreeFinish, []rdma.Opcode{rdma.OpFetchAdd}, rdma.StatusTransport},
+		{rdma.OrderStrict, []rdma.Opcode{rdma.OpCompareSwap, rdma.OpWrite}, rdma.StatusTransport},
+		{rdma.OrderStrict, []rdma.Opcode{rdma.OpWrite}, rdma.StatusOK},
+		{rdma.FreeStart, []rdma.Opcode{rdma.OpFetchAdd, rdma.OpDiscard}, rdma.StatusOK},
+	} {
+		connections := 0
+		h := newHang()
+		s := lie(t, nil, func(m *wire.AttachedMessage) {
+			connections++
+			m.Session, m.Known = 1, connections > 1
+		}, func(r wire.Request, p *wire.Response) []byte {
+			if connections == 1 { // it may have done all of them
+				h.hang()
+			} else if r.Op == wire.Read && c.want != rdma.StatusOK {
+				t.Errorf("%v: the Read is done again", c.ops)
+			}
+			return p.AppendTo(nil)
+		})
+		u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", c.order)
+		ws := []rdma.Work{u.work(rdma.OpRead, 0, 0, 0, 512, 0)}
+		for i, op := range c.ops {
+			n := 512
+			if to := 512 * (i + 1 - len(c.ops)); op == rdma.OpFetchAdd || op == rdma.OpCompareSwap {
+				ws = append(ws, u.work(op, uint64(i+1), 0, 1024, 8, -to)) // elsewhere, if it is not the last
+			} else {
+				ws = append(ws, u.work(op, uint64(i+1), 0, 1024, n, 0))
+			}
+		}
+		u.post(ws...)
+		h.cut(u)
+		u.want(0, c.want)
+		for i := range c.ops {
+			u.want(uint64(i+1), rdma.StatusOK)
+		}
+	}
+}
+
 // A Read that is not done again, and has a fence, is one for the service all the same: what fails before it is not held against the fence behind it.
 func TestOvertakenReadWithFence(t *testing.T) {
 	connections, fences := 0, 0
