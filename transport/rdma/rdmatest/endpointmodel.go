@@ -2,6 +2,7 @@ package rdmatest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -26,16 +27,21 @@ type endpointWork struct {
 	complete bool
 	status   rdma.Status
 	sink     int // of a Read: unit of own memory
+
+	// Of an atomic operation.
+	word    int
+	compare uint64
+	operand uint64
+	old     uint64 // what was there, when it is complete
+	// atomic is the last one before it that keeps what is behind it from starting; -1: none.
+	atomic int
 }
 
-const (
-	modelUnits = 24
-	modelWorks = 120
-)
+const modelWorks = 120
 
 // RunEndpointModel is the part of RunEndpoint that needs no more memory and credits than one work takes. Random works, with random fences, leave and read what the rules allow. For each unit it
 // knows which writes may be the last before a Read, the end, or a power cut: those that nothing is certain to
-// have replaced. After each completion it looks at what a crash would leave.
+// have replaced. After each completion it looks at what a crash would leave. Of atomic operations it knows more (modelUnits).
 //
 // In some rounds the store fails one of many operations. A Write or Discard that has failed is done in any of its units, or in none, and
 // those are durable, or not; what a fence keeps behind it is not executed at all (O6).
@@ -47,9 +53,10 @@ func RunEndpointModel(t *testing.T, open func(*testing.T, *Volatile) Endpoint) {
 	if p.Quick {
 		all = len(everyOrder)
 	}
+	other := attach(t, p, rdma.OrderStrict, 1, rdma.RightRead)
 	run := func(n int, cuts, faults bool) {
 		for round := range n {
-			m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)], cuts: cuts, faults: faults}
+			m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)], cuts: cuts, faults: faults, other: other}
 			m.e = attach(t, p, m.order, modelWorks, 0)
 			m.run()
 		}
@@ -79,6 +86,13 @@ type endpointModel struct {
 
 	faults bool // the store fails now and then
 	failed atomic.Int64
+
+	other *end // of another queue pair, which only reads
+	blind bool // it has failed to
+	looks []*look
+	left  [words][]*look // of the medium
+	seen  int            // looks
+	guess [words]uint64  // what each word is if all that is posted is done in its turn
 }
 
 // fault says which operations of the store fail. A flush does not: after that nothing is promised any more.
@@ -141,13 +155,22 @@ func (m *endpointModel) judge(i int) {
 	case rdma.StatusMedium:
 		ok = m.faults && !broken && x.op != rdma.OpFlush
 	case rdma.StatusSpace:
-		ok = m.faults && !broken && x.op == rdma.OpWrite
+		ok = m.faults && !broken && (x.op == rdma.OpWrite || x.isAtomic())
 	case rdma.StatusTransport:
-		ok = m.cuts && x.op == rdma.OpRead
+		ok = m.cuts && x.op == rdma.OpRead || m.mayBeUnknown(i)
 	}
 	if !ok {
 		m.t.Fatalf("order %d: work %d, %+v, ends with %q; the chain before it is broken: %v", m.order, i, *x, x.status, broken)
 	}
+}
+
+// mayBeUnknown reports whether it need not be known of work i whether it was done: it is an atomic operation with a fence, and what failed before it may be a
+// Read that went well the first time; or it has a fence behind such a one.
+func (m *endpointModel) mayBeUnknown(i int) bool {
+	x := m.works[i]
+	return m.cuts && m.faults && x.chained && slices.ContainsFunc(m.chain(i), func(w *endpointWork) bool {
+		return x.isAtomic() && (w.op == rdma.OpRead || w.hasFailed()) || w.chained && w.status == rdma.StatusTransport
+	})
 }
 
 // before reports whether the effect of u is certain to come before that of w.
@@ -159,10 +182,13 @@ func (m *endpointModel) before(u, w int) bool {
 	if u < x.behind || x.fence { // O9, O5
 		return true
 	}
-	if m.order&rdma.FreeStart != 0 || x.relaxed || m.works[u].relaxed {
+	if m.order&rdma.FreeStart != 0 || x.relaxed {
 		return false // O2, O10
 	}
-	return m.works[u].op != rdma.OpRead // O1
+	if x.isAtomic() || u < x.atomic {
+		return true // O1
+	}
+	return !m.works[u].relaxed && (m.works[u].op != rdma.OpRead || x.op != rdma.OpWrite) // O10, O1
 }
 
 func (m *endpointModel) run() {
@@ -175,6 +201,9 @@ func (m *endpointModel) run() {
 	}
 	m.e.post(m.e.work(rdma.OpWrite, 1<<20, rdma.Signaled|rdma.Barrier, 0, modelUnits*unit, 0))
 	m.e.sends.want(rdma.OpWrite, 1<<20)
+	for j := range words {
+		m.guess[j] = noWord
+	}
 	if m.faults {
 		m.p.Store.FailTorn(m.fault(m.r.Uint64()))
 	}
@@ -191,6 +220,9 @@ func (m *endpointModel) run() {
 		if m.cuts && m.r.IntN(3) == 0 {
 			m.p.Cut(m.e.qp)
 		}
+		if m.r.IntN(3) == 0 {
+			m.observe()
+		}
 		for m.done < len(m.works) && m.r.IntN(4) > 0 {
 			m.completion()
 		}
@@ -200,24 +232,29 @@ func (m *endpointModel) run() {
 	}
 	if m.faults {
 		m.p.Store.Fail(nil)
-		if failed := slices.ContainsFunc(m.works, (*endpointWork).hasFailed); !m.cuts && failed != (m.failed.Load() > 0) {
+		if failed := m.blind || slices.ContainsFunc(m.works, (*endpointWork).hasFailed); !m.cuts && failed != (m.failed.Load() > 0) {
 			m.t.Fatalf("order %d: %d operations of the store have failed, and one of the works: %v", m.order, m.failed.Load(), failed)
 		}
 	}
-	m.check("at the end", m.image(), m.good, func(int) bool { return true })
+	last := m.image()
+	m.check("at the end", last, m.good, func(int) bool { return true })
+	m.checkWords(last)
 }
 
 // draw makes a work.
 func (m *endpointModel) draw(behind int) rdma.Work {
 	i := len(m.works)
-	x := &endpointWork{behind: behind, at: m.r.IntN(modelUnits), value: byte(i) + 1, sink: modelUnits * (1 + i)}
-	most := 4
+	most, units := 4, wordsFrom
 	if m.r.IntN(4) == 0 {
 		most = modelUnits // more than one request of some services
 	}
-	x.n = 1 + m.r.IntN(min(most, modelUnits-x.at))
+	if m.r.IntN(4) == 0 {
+		units = modelUnits
+	}
+	x := &endpointWork{behind: behind, at: m.r.IntN(units), value: byte(i) + 1, sink: modelUnits * (1 + i), atomic: -1}
+	x.n = 1 + m.r.IntN(min(most, units-x.at))
 	flags := rdma.Signaled
-	switch m.r.IntN(10) {
+	switch m.r.IntN(13) {
 	case 0:
 		x.op = rdma.OpFlush
 		x.fence = m.order&rdma.FreeStart == 0 // O8
@@ -225,6 +262,8 @@ func (m *endpointModel) draw(behind int) rdma.Work {
 		x.op, x.value = rdma.OpDiscard, 0
 	case 2, 3, 4:
 		x.op = rdma.OpRead
+	case 5, 6, 7:
+		m.drawAtomic(x)
 	default:
 		x.op = rdma.OpWrite
 	}
@@ -236,7 +275,7 @@ func (m *endpointModel) draw(behind int) rdma.Work {
 	case 2:
 		flags, x.relaxed = flags|rdma.RelaxedOrder, true
 	}
-	if x.op == rdma.OpWrite && m.r.IntN(6) == 0 {
+	if (x.op == rdma.OpWrite || x.isAtomic()) && m.r.IntN(6) == 0 {
 		flags, x.durable = flags|rdma.Durable, true
 	}
 	off := x.sink * unit
@@ -245,12 +284,25 @@ func (m *endpointModel) draw(behind int) rdma.Work {
 			m.e.bytes(off, x.n*unit)[k] = x.value
 		}
 	}
-	m.works = append(m.works, x)
-	return m.e.work(x.op, uint64(i), flags, off, x.n*unit, x.at*unit)
+	if i > 0 {
+		if x.atomic = m.works[i-1].atomic; m.works[i-1].isAtomic() && !m.works[i-1].relaxed {
+			x.atomic = i - 1
+		}
+	}
+	if m.works = append(m.works, x); m.needsFence(i) {
+		flags, x.fence, x.chained = flags|rdma.Fence, true, true
+	}
+	m.foresee(i)
+	if !x.isAtomic() {
+		return m.e.work(x.op, uint64(i), flags, off, x.n*unit, x.at*unit)
+	}
+	w := m.e.work(x.op, uint64(i), flags, off, 8, x.at*unit+wordIn(x.word))
+	w.Compare, w.Operand = x.compare, x.operand
+	return w
 }
 
 // completion takes one, and looks at what it says and at what a crash would leave. A Read may end without octets when the connection was
-// lost, for what a fence has kept behind it may have been done: then it promises nothing.
+// lost, for what had to come behind it may have been done: then it promises nothing.
 func (m *endpointModel) completion() {
 	c := m.e.sends.next()
 	if c.ID >= uint64(len(m.works)) || m.works[c.ID].complete {
@@ -271,6 +323,9 @@ func (m *endpointModel) completion() {
 		}
 		m.check("read", got, func(w int) bool { return m.before(w, i) && m.good(w) }, func(w int) bool { return !m.before(i, w) })
 	}
+	if x.isAtomic() && x.status == rdma.StatusOK {
+		x.old = binary.NativeEndian.Uint64(m.e.bytes(x.sink*unit, 8))
+	}
 	m.crash()
 }
 
@@ -289,6 +344,7 @@ func (m *endpointModel) check(what string, got [][]byte, certain, possible func(
 		if b == nil {
 			continue
 		}
+		b = plain(k, b)
 		var allowed [256]bool
 		allowed[255] = true
 		var writers, sure []int
@@ -373,7 +429,7 @@ func (m *endpointModel) crash() {
 			for k, y := range chain {
 				w := f - len(chain) + k
 				done[w] = done[w] || !y.chained
-				if y.hasFailed() && !m.mayRepeat(y) {
+				if y.hasFailed() && !m.mayRepeat(y) && !(y.status == rdma.StatusTransport && m.mayBeUnknown(w)) {
 					m.t.Fatalf("order %d: work %d is on the medium, though work %d before it has failed", m.order, f, w)
 				}
 			}
@@ -387,4 +443,5 @@ func (m *endpointModel) crash() {
 		}
 	}
 	m.check("after a crash", image, func(w int) bool { return durable[w] }, func(int) bool { return true })
+	m.medium(image, durable)
 }
