@@ -41,6 +41,7 @@ func (q *queuePair) lostAll(l *link) {
 
 var (
 	errChanged = errors.New("remote: the partition is another one or smaller than before, or a right is no longer granted")
+	errLess    = errors.New("remote: the service takes only shorter requests than before, and a longer one is to be repeated")
 	errLong    = errors.New("remote: the connection is lost, and could not be restored in time")
 )
 
@@ -79,7 +80,7 @@ func isFinal(err error) bool {
 	if _, lost := errors.AsType[*LostError](err); lost {
 		return true
 	}
-	for _, e := range []error{rdma.ErrNoEndpoint, rdma.ErrReplaced, errChanged, errImpost, errOneShot, errBad, rdma.ErrDeviceLost} {
+	for _, e := range []error{rdma.ErrNoEndpoint, rdma.ErrReplaced, errChanged, errLess, errImpost, errOneShot, errBad, rdma.ErrDeviceLost} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -106,8 +107,10 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 	case q.state != connected || l.over():
 		return rdma.ErrDisconnected
 	case m.Name != i.Name && i.UUID == "" || uuidOf(m.UUID) != i.UUID || int64(m.Size) < i.Size || int(m.Unit) != i.Unit ||
-		rdma.Rights(m.Rights)&i.Rights != i.Rights || int64(m.MaxLength) < q.most || int64(m.Inline) < q.inline || m.Credits < uint32(q.out), i.Direct && m.STag == 0:
+		rdma.Rights(m.Rights)&i.Rights != i.Rights || i.Direct && m.STag == 0:
 		return errChanged
+	case q.longest() > int64(m.MaxLength):
+		return errLess
 	case q.isReplaced(m):
 		return errReplaced
 	}
@@ -118,9 +121,20 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 		q.generation = rdma.Generation(m.Sequence)
 		q.highest, q.durable = m.Durable, m.Durable
 	}
+	q.most = min(q.most, int64(m.MaxLength))
 	q.use(l, m)
 	q.repeat(m.Known)
 	return nil
+}
+
+// longest is how many octets the longest request without a response has: it is repeated as it is.
+func (q *queuePair) longest() (n int64) {
+	for _, p := range q.pieces {
+		if p.w != nil && p.w.opcode != rdma.OpDiscard {
+			n = max(n, p.n)
+		}
+	}
+	return n
 }
 
 // repeat sends what has had no response, in the order of posting. If the session is known to the service, what changes

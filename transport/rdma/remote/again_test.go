@@ -811,6 +811,52 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A service that comes back with fewer credits, and takes shorter requests, gets no more than that, and everything is done. What is longer and
+// was sent before cannot be repeated.
+func TestComesBackWithLess(t *testing.T) {
+	for _, long := range []bool{false, true} {
+		s := newStore(t)
+		f := newFar(t, s, newLocal(t), "pair:0", service.Config{})
+		addr := f.l.Addr().String()
+		u := use(t, open(t, remote.Config{Device: newLocal(t)}), addr+"/disk/log", rdma.FreeStart)
+		await, release := s.Hold(func(op *backend.Op) bool { return true })
+		var ws []rdma.Work
+		for i := range 80 { // some of them are not sent before
+			n := 8 << 10
+			if i > 64 || long {
+				n = 256 << 10
+			}
+			for k := range u.bytes(i*16<<10, n) {
+				u.bytes(i*16<<10, n)[k] = 1
+			}
+			ws = append(ws, u.work(rdma.OpWrite, uint64(i), 0, i*16<<10, n, i*16<<10))
+		}
+		u.post(ws...)
+		await(1)
+		f.hideAway()
+		remote.Cut(u.qp)
+		release()
+		f.end()
+		f.start(service.Config{Credits: 3, Memory: 64 << 10}, addr)
+		if long {
+			if err := <-u.gone; err == nil {
+				t.Error("a good end")
+			}
+			continue
+		}
+		for i := range ws {
+			u.want(uint64(i), rdma.StatusOK)
+		}
+		u.post(u.work(rdma.OpRead, 99, 0, 2<<20, 1<<20, 0))
+		u.want(99, rdma.StatusOK)
+		for i := range ws {
+			if !bytes.Equal(u.bytes(2<<20+i*16<<10, 8<<10), bytes.Repeat([]byte{1}, 8<<10)) && i < 64 {
+				t.Errorf("work %d was not done", i)
+			}
+		}
+	}
+}
+
 // The queue pair ends if the name now stands for another partition, or if the connection does not come back.
 func TestEnds(t *testing.T) {
 	s := newStore(t)

@@ -32,6 +32,7 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 	if r.Status == wire.OK && (r.Op == wire.Read || r.Op == wire.Write || r.Op == wire.Discard) && r.Done != p.r.Length {
 		return errDone
 	}
+	q.link.flying--
 	q.credits = int(max(min(r.Credits, uint32(len(q.pieces))), 1))
 	if rdma.Generation(r.Durable) == q.generation {
 		q.durable = max(q.durable, r.Durable)

@@ -29,6 +29,7 @@ type link struct {
 	attached bool          // guarded by queuePair.mu
 	direct   direct        // guarded by queuePair.mu
 	sends    int
+	flying   int // requests that were posted and have no response; guarded by queuePair.mu
 	cs       [32]rdma.Completion
 	recv     [1]rdma.Receive
 }
@@ -82,7 +83,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 		Name: m.Name, UUID: uuidOf(m.UUID), STag: rdma.STag(m.Handle), Size: int64(m.Size), Unit: int(m.Unit),
 		Rights: rdma.Rights(m.Rights), Durability: rdma.Durability(m.Durability), Direct: m.STag != 0, Aging: time.Duration(m.AgingMS) * time.Millisecond,
 	}
-	q.most, q.inline = int64(m.MaxLength), int64(m.Inline)
+	q.most = int64(m.MaxLength)
 	q.generation, q.durable = rdma.Generation(m.Sequence), m.Durable
 	q.highest = m.Durable
 	q.use(l, m)
@@ -146,7 +147,7 @@ var (
 // use makes l the connection of the queue pair. The lock is held.
 func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 	q.handle, q.session = m.Handle, m.Session
-	q.credits = int(min(m.Credits, maxCredits))
+	q.credits, q.inline = int(min(m.Credits, maxCredits)), int64(m.Inline)
 	if q.pieces == nil {
 		for i := range maxCredits {
 			q.pieces = append(q.pieces, &piece{tag: q.lap*maxCredits + uint32(i), sgl: make([]rdma.SGE, 1)})

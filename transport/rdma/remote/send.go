@@ -303,20 +303,37 @@ func slice(to, sgl []rdma.SGE, off, n int64) []rdma.SGE {
 // signalEvery is how often a Send is signalled, so that the device below frees the others.
 const signalEvery = 16
 
+// due is how much of what is queued may be posted. All of it, unless the service has come back with fewer credits than there are requests to be repeated.
+func (q *queuePair) due() int {
+	credits := q.credits - q.link.flying
+	for i, p := range q.senders {
+		if p.direct {
+			continue
+		}
+		if credits--; credits < 0 {
+			return i
+		}
+	}
+	return len(q.senders)
+}
+
 // post posts what is queued.
 func (q *queuePair) post() {
-	if len(q.sends) == 0 {
+	due := q.due()
+	if due == 0 {
 		return
 	}
 	l := q.link
-	for i := range q.sends {
+	for i := range q.sends[:due] {
 		if l.sends++; l.sends%signalEvery == 0 && q.sends[i].Flags&rdma.Advertise == 0 {
 			q.sends[i].Flags |= rdma.Signaled
 		}
 	}
-	n, err := l.qp.Post(q.sends)
+	n, err := l.qp.Post(q.sends[:due])
 	for i, p := range q.senders[:n] {
-		p.stag, p.posted = q.sends[i].STag, true
+		if p.stag, p.posted = q.sends[i].STag, true; !p.direct {
+			l.flying++
+		}
 		l.direct.posted(p)
 	}
 	k := copy(q.sends, q.sends[n:])
