@@ -24,6 +24,8 @@ type Endpoint struct {
 	Quick bool
 	// Cut, if set, ends the connection of a queue pair, which comes back by itself: Model has it do so, too.
 	Cut func(rdma.QueuePair)
+	// Forget, if set, is Cut after which nobody knows what was done on the connection.
+	Forget func(rdma.QueuePair)
 	// Wire: errors come across a wire, as a status and nothing else.
 	Wire bool
 }

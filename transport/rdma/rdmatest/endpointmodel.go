@@ -54,23 +54,24 @@ func RunEndpointModel(t *testing.T, open func(*testing.T, *Volatile) Endpoint) {
 		all = len(everyOrder)
 	}
 	other := attach(t, p, rdma.OrderStrict, 1, rdma.RightRead)
-	run := func(n int, cuts, faults bool) {
+	run := func(n int, cuts, faults, forgets bool) {
 		for round := range n {
-			m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)], cuts: cuts, faults: faults, other: other}
+			m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)], cuts: cuts, faults: faults, forgets: forgets, other: other}
 			m.e = attach(t, p, m.order, modelWorks, 0)
 			m.run()
 		}
 	}
-	run(all, false, false)
-	if p.Cut != nil {
-		run(len(everyOrder), true, false)
-	}
-	if p.Store == nil {
-		return
-	}
-	run(all, false, true)
-	if p.Cut != nil {
-		run(len(everyOrder), true, true)
+	for _, faults := range []bool{false, true} {
+		if faults && p.Store == nil {
+			return
+		}
+		run(all, false, faults, false)
+		if p.Cut != nil {
+			run(len(everyOrder), true, faults, false)
+		}
+		if p.Forget != nil {
+			run(len(everyOrder), true, faults, true)
+		}
 	}
 }
 
@@ -81,8 +82,11 @@ type endpointModel struct {
 	e     *end
 	order rdma.Order
 	cuts  bool // the connection is lost now and then
-	works []*endpointWork
-	done  int
+	// forgets: sometimes nobody knows what was done on it. What changes something may end without its being known whether it was done, and what
+	// does not may be done again on top of what is behind it (O9).
+	forgets bool
+	works   []*endpointWork
+	done    int
 
 	faults bool // the store fails now and then
 	failed atomic.Int64
@@ -130,10 +134,10 @@ func (x *endpointWork) hasFailed() bool {
 // last time.
 func (m *endpointModel) mayRepeat(x *endpointWork) bool { return m.cuts && x.op == rdma.OpRead }
 
-// good reports whether x is certain to have been done. In rounds without faults that is so of all.
+// good reports whether x is certain to have been done. In rounds without faults, and in which nothing is forgotten, that is so of all.
 func (m *endpointModel) good(w int) bool {
 	x := m.works[w]
-	return !m.faults || x.complete && x.status == rdma.StatusOK
+	return !m.faults && !m.forgets || x.complete && x.status == rdma.StatusOK
 }
 
 // judge looks at the status of a work.
@@ -143,7 +147,7 @@ func (m *endpointModel) judge(i int) {
 	if x.chained {
 		for _, w := range m.chain(i) {
 			broken = broken || w.hasFailed() && !m.mayRepeat(w)
-			perhaps = perhaps || m.faults && m.mayRepeat(w)
+			perhaps = perhaps || (m.faults || m.forgets) && m.mayRepeat(w)
 		}
 	}
 	ok := false
@@ -160,14 +164,20 @@ func (m *endpointModel) judge(i int) {
 		ok = m.cuts && x.op == rdma.OpRead || m.mayBeUnknown(i)
 	}
 	if !ok {
+		for _, w := range m.chain(i) {
+			m.t.Logf("before it: %+v", *w)
+		}
 		m.t.Fatalf("order %d: work %d, %+v, ends with %q; the chain before it is broken: %v", m.order, i, *x, x.status, broken)
 	}
 }
 
 // mayBeUnknown reports whether it need not be known of work i whether it was done: it is an atomic operation with a fence, and what failed before it may be a
-// Read that went well the first time; or it has a fence behind such a one.
+// Read that went well the first time; or it has a fence behind such a one; or it was forgotten.
 func (m *endpointModel) mayBeUnknown(i int) bool {
 	x := m.works[i]
+	if m.forgets && (x.changes() || x.chained) {
+		return true
+	}
 	return m.cuts && m.faults && x.chained && slices.ContainsFunc(m.chain(i), func(w *endpointWork) bool {
 		return x.isAtomic() && (w.op == rdma.OpRead || w.hasFailed()) || w.chained && w.status == rdma.StatusTransport
 	})
@@ -217,7 +227,10 @@ func (m *endpointModel) run() {
 			batch = append(batch, m.draw(behind))
 		}
 		m.e.post(batch...)
-		if m.cuts && m.r.IntN(3) == 0 {
+		switch {
+		case m.forgets && m.r.IntN(8) == 0:
+			m.p.Forget(m.e.qp)
+		case m.cuts && m.r.IntN(3) == 0:
 			m.p.Cut(m.e.qp)
 		}
 		if m.r.IntN(3) == 0 {
@@ -380,7 +393,7 @@ func (m *endpointModel) check(what string, got [][]byte, certain, possible func(
 func (m *endpointModel) image() [][]byte {
 	w := m.e.work(rdma.OpFlush, 1<<20, rdma.Signaled|rdma.Fence, 0, 0, 0)
 	m.e.post(w)
-	if c := m.e.sends.next(); c.Status == rdma.StatusFenced && m.faults {
+	if c := m.e.sends.next(); c.Status == rdma.StatusFenced && (m.faults || m.forgets) {
 		m.e.post(w) // the one before counts as seen
 		m.e.sends.want(rdma.OpFlush, 1<<20)
 	} else if c.Status != rdma.StatusOK {

@@ -117,7 +117,7 @@ func (m *endpointModel) newLook() *look {
 
 // observe reads all twice, through another queue pair.
 func (m *endpointModel) observe() {
-	if m.p.Store == nil || len(m.looks) >= maxLooks {
+	if m.p.Store == nil || m.forgets || len(m.looks) >= maxLooks {
 		return
 	}
 	var two []*look
@@ -173,6 +173,9 @@ func (m *endpointModel) compareLooks(a, b *look) {
 
 // medium notes what a power cut would leave of the words; durable says which works are there for certain.
 func (m *endpointModel) medium(image [][]byte, durable []bool) {
+	if m.forgets {
+		return
+	}
 	for j := range words {
 		l := m.newLook()
 		l.medium, l.units = true, image

@@ -200,7 +200,10 @@ func (q *queuePair) repeat(known bool) {
 			w.status, w.err = rdma.StatusTransport, errOvertaken
 			q.answered(p)
 		default:
-			p.forgotten = p.forgotten || p.posted && w.changes()
+			if !p.forgotten && p.posted && w.changes() {
+				p.forgotten = true
+				q.forgotten++
+			}
 			q.resend(p)
 		}
 	}

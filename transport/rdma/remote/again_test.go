@@ -252,7 +252,7 @@ func TestOnce(t *testing.T) {
 		u.bytes(1024, 1)[0] = 1
 		u.post(u.work(rdma.OpWrite, 10, 0, 1024, 512, 4096))
 		await(1)
-		f.hang(u) // the client does not come back before the other has written
+		f.hang(u.qp) // the client does not come back before the other has written
 		release()
 		other := us[1]
 		other.bytes(1024, 1)[0] = 2
@@ -598,6 +598,46 @@ func TestFencedThoughForgotten(t *testing.T) {
 	h.cut(u)
 	u.want(1, rdma.StatusMedium)
 	u.want(2, rdma.StatusTransport)
+}
+
+// Then what has a fence behind that one is not executed either, though the service would do it: a commit record does not follow what may be lost.
+func TestFenceBehindForgotten(t *testing.T) {
+	for _, op := range []rdma.Opcode{rdma.OpWrite, rdma.OpRead, rdma.OpFlush} {
+		for _, sent := range []bool{false, true} { // before the connection was lost
+			if sent && op == rdma.OpWrite {
+				continue // then the Write with a fence before it is not done again
+			}
+			connections := 0
+			h := newHang()
+			s := lie(t, nil, func(m *wire.AttachedMessage) {
+				if connections++; connections == 1 && !sent {
+					m.Credits = 2
+				}
+			}, func(r wire.Request, p *wire.Response) []byte {
+				switch {
+				case connections == 1:
+					h.hang()
+				case r.Flags&wire.Fence == 0:
+					p.Status = wire.Medium
+				case r.Op == wire.Write && r.Offset == 512:
+					p.Status = wire.Fenced
+				case r.Op == wire.Write && r.Length > 0:
+					t.Errorf("a Write behind one that may be lost is sent: %+v", r)
+				}
+				return p.AppendTo(nil)
+			})
+			u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.FreeStart)
+			u.post(
+				u.work(rdma.OpRead, 1, 0, 0, 512, 0), u.work(rdma.OpWrite, 2, rdma.Fence, 0, 512, 512), u.work(op, 3, rdma.Fence, 512, 512, 1024),
+				u.work(rdma.OpRead, 4, rdma.Fence, 512, 512, 1024),
+			)
+			h.cut(u)
+			u.want(1, rdma.StatusMedium)
+			u.want(2, rdma.StatusTransport)
+			u.want(3, rdma.StatusFenced)
+			u.want(4, rdma.StatusOK)
+		}
+	}
 }
 
 // Nor does an atomic operation with a fence: its old value is not to be had by asking, so it is not known whether it was done, nor whether what

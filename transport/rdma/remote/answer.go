@@ -53,6 +53,8 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 		q.failed(p, &r)
 	case asks && r.Value == 0: // the request itself was executed, which has no number
 		p.w.status = rdma.StatusFenced
+	case p.w.fence && !p.w.changes() && !p.gate && *q.isBroken(p.w.chain - 1):
+		p.w.status = rdma.StatusFenced // of the failure before it, the client alone knows (waitsForForgotten)
 	case asks || !p.gate:
 		q.succeeded(p.w, &r)
 	}
@@ -140,6 +142,10 @@ func (q *queuePair) answered(p *piece) {
 	clear(p.memory)
 	clear(p.sgl[1:])
 	p.w, p.memory, p.sgl = nil, p.memory[:0], p.sgl[:1]
+	if p.forgotten {
+		p.forgotten = false
+		q.forgotten--
+	}
 	q.freeTag(p)
 	w.left--
 	if p.gate && w.gate == gateSent {

@@ -41,7 +41,7 @@ func TestDirectStores(t *testing.T) {
 	rdmatest.RunStore(t, func(t *testing.T) rdmatest.Endpoint {
 		f := newDirect(t, newMemory(t))
 		d := open(t, remote.Config{Device: newIWARP(t)})
-		return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut}
+		return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut, Forget: f.forget(service.Config{})}
 	})
 }
 
@@ -287,7 +287,7 @@ func TestDirectLock(t *testing.T) {
 				for range i % 20 {
 					runtime.Gosched()
 				}
-				f.hang(u)
+				f.hang(u.qp)
 				next.post(next.work(rdma.OpRead, 3, 0, 8192, 512, 4096))
 				next.want(3, rdma.StatusOK)
 				owns := next.bytes(8192, 1)[0] != 1

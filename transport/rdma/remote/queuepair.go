@@ -52,6 +52,7 @@ type queuePair struct {
 	tags        []uint32 // free ones: positions in pieces
 	credits     int      // requests that may be without a response
 	out         int      // requests without a response
+	forgotten   int      // of these, those that were sent on a connection of which the service knows nothing
 	chain       uint32
 	broken      []bool // by chain: a work of it has failed
 	sends       []rdma.Work

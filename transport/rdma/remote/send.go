@@ -23,7 +23,7 @@ type piece struct {
 	posted bool       // it was given to the device below on this connection; before that nobody can answer it
 	again  bool       // it was sent on an earlier connection, and is done once; a gate: it asks whether its work was done there
 	// forgotten: it was sent on an earlier connection, of which the service knows nothing.
-	forgotten bool
+	forgotten bool   // queuePair.forgotten counts it
 	behind    uint64 // number of the last RDMA Write before it
 }
 
@@ -80,7 +80,7 @@ func (q *queuePair) sendMore(w *work) bool {
 			w.gate = gateDue
 		}
 	}
-	if q.waitsForDirect(w) {
+	if q.waitsForDirect(w) || q.waitsForForgotten(w) {
 		return false
 	}
 	if w.direct {
@@ -114,6 +114,20 @@ func (q *queuePair) sendMore(w *work) bool {
 		q.request(p, opOf(w.opcode), w.off+p.off, p.n)
 	}
 	return true
+}
+
+// waitsForForgotten reports whether w has a fence, and it is not known yet whether the service executes the fence before it, which was forgotten. If it does
+// not, nobody knows whether that work was done, but the service would execute w.
+func (q *queuePair) waitsForForgotten(w *work) bool {
+	if q.forgotten == 0 || w.began || !w.fence {
+		return false
+	}
+	for _, p := range q.pieces {
+		if p.forgotten && p.w.fence && p.w.chain == w.chain-1 {
+			return true
+		}
+	}
+	return false
 }
 
 // bound is how many octets one request of w may have.

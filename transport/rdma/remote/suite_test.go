@@ -110,12 +110,22 @@ func (f *far) restart(addr string) {
 	f.start(service.Config{}, addr)
 }
 
-// hang ends the connection of u, which does not come back before goOn.
-func (f *far) hang(u *user) {
+// forget returns what ends the service, and starts another one at the same address. Volume and store stay.
+func (f *far) forget(c service.Config) func(rdma.QueuePair) {
+	return func(qp rdma.QueuePair) {
+		f.hang(qp)
+		addr := f.l.Addr().String()
+		f.stop()
+		f.start(c, addr)
+	}
+}
+
+// hang ends the connection of qp, which does not come back before goOn.
+func (f *far) hang(qp rdma.QueuePair) {
 	f.mu.Lock()
 	f.wait = make(chan struct{})
 	f.mu.Unlock()
-	remote.Cut(u.qp)
+	remote.Cut(qp)
 }
 
 func (f *far) goOn() {
@@ -290,9 +300,13 @@ func suite(here, away func(testing.TB) rdma.Device, listen string, c service.Con
 	return func(t *testing.T, s *rdmatest.Volatile) rdmatest.Endpoint {
 		f := newFar(t, s, away(t), listen, c)
 		d := open(t, remote.Config{Device: here(t)})
-		return rdmatest.Endpoint{
+		e := rdmatest.Endpoint{
 			Device: d, Address: f.l.Addr().String() + "/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true, Cut: remote.Cut,
 		}
+		if listen == "pair:0" { // once: what is below is the same to it
+			e.Forget = f.forget(c)
+		}
+		return e
 	}
 }
 
