@@ -82,7 +82,7 @@ func parseHeader(b []byte) (h header, err error) {
 	for i, v := range []*uint64{&h.segment, &h.serial, &h.epoch, &h.first, &h.oldest, &h.needed} {
 		*v = binary.BigEndian.Uint64(b[24+8*i:])
 	}
-	if h.block < minBlock || h.block&(h.block-1) != 0 || h.segments < 2 || h.segment%uint64(h.block) != 0 ||
+	if h.block < minBlock || h.block > maxEntry || h.block&(h.block-1) != 0 || h.segments < 2 || h.segment%uint64(h.block) != 0 ||
 		h.segment < minSegment*uint64(h.block) || h.serial == 0 || h.oldest == 0 || h.oldest > h.serial || h.first == 0 || h.needed > h.first {
 		return h, fmt.Errorf("a segment of a log that makes no sense: %+v", h)
 	}

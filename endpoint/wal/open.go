@@ -236,6 +236,9 @@ func (l *Log) recover(ctx context.Context, headers map[uint64]header) error {
 		}
 		return &DamagedError{missing, l.start(missing), c.next, "the segment has no header"}
 	}
+	if l.oldest > last {
+		return &DamagedError{last, l.start(last), c.next, fmt.Sprintf("a mark before it frees segments up to %d, which there never were", l.oldest-1)}
+	}
 	for l.kept[0].serial < l.oldest {
 		l.kept = l.kept[1:]
 	}

@@ -327,11 +327,19 @@ func TestOpenRefused(t *testing.T) {
 	must(t, l.Close())
 	log := disk.Crash(nil, 0)
 	damaged := func(at int) []byte { b := slices.Clone(log); b[at] ^= 1; return b }
+	wide := make([]byte, 16<<20)
+	(&header{block: 2 << 20, segments: 2, segment: 8 << 20, serial: 1, epoch: 7, first: 1, oldest: 1}).put(wide[:testBlock])
+	freed := make([]byte, testSize)
+	(&header{block: testBlock, segments: 4, segment: testSegment, serial: 1, epoch: 7, first: 1, oldest: 1}).put(freed[:testBlock])
+	p := mark{8, 99, 0}.bytes()
+	putEntry(freed[testBlock:2*testBlock], 7, 1, markSize|markBit, p[:])
 	for what, c := range map[string]struct {
 		image []byte
 		o     Options
 		text  string
 	}{
+		"all is freed":     {freed, Options{}, "frees segments"},
+		"blocks too long":  {wide, Options{}, "makes no sense"},
 		"foreign":          {other, Options{}, "holds no log"},
 		"other segments":   {log, Options{Segment: testSegment / 2}, "segments of 4096 bytes"},
 		"odd segments":     {other, Options{Segment: 1000, Create: true}, "multiples of 512"},
