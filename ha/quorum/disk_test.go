@@ -22,6 +22,7 @@ type disk struct {
 	full   bool          // no byte can be written
 	hang   chan struct{} // until it is closed Sync does not return; nil: it does
 	fail   error         // of the next Sync; what was written is forgotten, though it is read
+	bad    *inode        // each Sync of it fails
 	lost   error         // of the next SyncDir, which ...
 	onLost func()        // ... calls this
 	count  int           // of steps
@@ -143,6 +144,10 @@ func (h *handle) Sync() error {
 		<-h.d.hang
 	}
 	h.d.step()
+	if h.f == h.d.bad {
+		h.f.pending = nil
+		return errSync
+	}
 	if err := h.d.fail; err != nil {
 		h.d.fail, h.f.pending = nil, nil
 		return err

@@ -41,6 +41,7 @@ type Log struct {
 	random  func() uint64
 	broken  bool  // the file may lack what was synced
 	retryAt int64 // size at which a new file is tried again
+	failed  int   // how often Save has failed since it has not
 
 	id    Identity
 	store *raft.MemoryStorage
@@ -402,7 +403,16 @@ func (l *Log) Save(rd *raft.Ready) error {
 	if !mustSave(rd) {
 		return nil
 	}
-	if l.broken || l.file == nil {
+	err := l.save(rd)
+	if l.failed++; err == nil {
+		l.failed = 0
+	}
+	return err
+}
+
+// save is Save of what was remembered.
+func (l *Log) save(rd *raft.Ready) error {
+	if l.broken || l.file == nil || l.failed%elsewhereEach == 2 {
 		return l.replace()
 	}
 	var items []byte
@@ -418,6 +428,10 @@ func (l *Log) Save(rd *raft.Ready) error {
 	items = appendProto(items, itemHardState, hard)
 	return l.append(l.appendSeen(items, false))
 }
+
+// elsewhereEach is how many attempts in a row that fail have one new file among them, the third one first: a block below the old file may be bad
+// for good. A new one takes more room, and writes more, so if the disk is full the old one is the likelier to go on.
+const elsewhereEach = 16
 
 // mustSave says whether Save writes. Raft can do without what it knows to be committed: the next batch has it.
 func mustSave(rd *raft.Ready) bool { return rd.MustSync || !raft.IsEmptySnap(rd.Snapshot) }

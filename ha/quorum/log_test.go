@@ -212,6 +212,39 @@ func TestLogTrouble(t *testing.T) {
 	}
 }
 
+// TestLogLeavesBadBlock: a block below the open file is bad for good. What was not saved there goes into a new file, also if there was no room for that at
+// first; while there is none the old file is tried, too.
+func TestLogLeavesBadBlock(t *testing.T) {
+	for _, full := range []int{0, 1, 2, 5, 100} { // attempts
+		d := newDisk()
+		l, err := CreateLog(d, testIdentity, testSnapshot(), counter())
+		if err != nil {
+			t.Fatal(err)
+		}
+		vote := &raft.Ready{HardState: hard(2, 1, 1), MustSync: true}
+		d.bad = d.names[logName]
+		if err := l.Save(vote); err == nil {
+			t.Fatal("a bad block is saved")
+		}
+		d.full = true
+		for range full {
+			if err := l.Save(vote); err == nil || d.names[logName] != d.bad {
+				t.Fatalf("without room: %v", err)
+			}
+		}
+		d.full = false
+		for n := 0; l.Save(vote) != nil; n++ {
+			if n > elsewhereEach {
+				t.Fatal("the bad block is tried again and again")
+			}
+		}
+		want := describe(l)
+		if l, err = OpenLog(d.cut(nil, 0), counter()); err != nil || describe(l) != want {
+			t.Errorf("%v: %s", err, describe(l))
+		}
+	}
+}
+
 // TestLogDamage: bytes that change in a batch that others follow are noticed, and never make a log that has forgotten
 // something. In the last batch they look like a crash; then the number of the log says that something is missing.
 func TestLogDamage(t *testing.T) {
@@ -285,8 +318,9 @@ func TestLogIsReplaced(t *testing.T) {
 	if d.names[tempName] != nil {
 		t.Error("the new file is left, and takes room")
 	}
+	old := d.names[logName]
 	grow()
-	if l.IsLong() {
+	if l.IsLong() || d.names[logName] != old {
 		t.Error("a new file is tried again at once")
 	}
 	for !l.IsLong() {
