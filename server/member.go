@@ -48,7 +48,7 @@ type member struct {
 	said    chan struct{}                       // has room for one: what the node says of itself has changed
 	info    atomic.Pointer[quorum.NodeInfo]
 	drained atomic.Pointer[quorum.Drained] // nil: not known yet
-	stuck   atomic.Pointer[[]string]       // other nodes that take no part in consensus; nil: not known yet
+	stuck   atomic.Pointer[[]string]       // nodes that take no part in consensus, this one if it has not for stuckFor; nil: not known yet
 	peers   *service                       // what other nodes ask for; nil: not yet
 	wg      sync.WaitGroup
 

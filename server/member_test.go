@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"oneshot/config"
 	"oneshot/ha/quorum"
@@ -364,5 +365,86 @@ func TestStuckNodeIsUnfit(t *testing.T) {
 		if err := p.whyNot(&st, 2, "b", m); strings.Contains(err.Error(), "it is stuck") != full {
 			t.Errorf("b is stuck: %t, and cannot take over: %v", full, err)
 		}
+	}
+}
+
+// pipes is a listener to which the test connects.
+type pipes struct {
+	net.Listener
+	conns chan net.Conn
+	ended chan struct{}
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error {
+	close(l.ended)
+	return nil
+}
+
+// TestStuckHandsOver: a node whose own log takes nothing is unfit when that lasts, and not before, for a log may be slow for a moment. When it takes part
+// again it may serve. It is not unfit if the others could not agree on a successor without it: that would end what it still can do.
+func TestStuckHandsOver(t *testing.T) {
+	for _, isNeeded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("needed: %t", isNeeded), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testStuckHandsOver(t, isNeeded) })
+		})
+	}
+}
+
+func testStuckHandsOver(t *testing.T, isNeeded bool) {
+	dir, err := quorum.OpenDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &fullDir{Dir: dir}
+	tokens, err := quorum.Init(d, "lab", "a", false, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &pipes{conns: make(chan net.Conn), ended: make(chan struct{})}
+	dial := func(context.Context, string) (net.Conn, error) { return nil, errors.New("nobody is there") }
+	n, err := quorum.Open(quorum.Options{FS: d, Listener: l, Dial: dial, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if isNeeded { // it is the only voter of two members
+		here, there := net.Pipe()
+		l.conns <- there
+		b, err := quorum.OpenDir(t.TempDir())
+		if err == nil {
+			err = errors.Join(quorum.Join(t.Context(), b, here, tokens[0], "b", false), b.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := &member{node: n, name: "a", log: slog.New(slog.DiscardHandler), open: map[*mirrored]bool{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	m.wg.Go(func() { m.lookWhoIsStuck(ctx) })
+	for _, c := range []struct {
+		full, lasts bool
+		time        time.Duration
+	}{{time: stuckFor}, {full: true, time: stuckFor / 2}, {time: 2 * stuckFor}, {full: true, time: stuckFor / 2}, {full: true, lasts: true, time: 2 * stuckFor}, {time: stuckFor / 2}} {
+		d.full.Store(c.full)
+		soon, cancel := context.WithTimeout(ctx, stuckFor/4)
+		_ = n.Update(soon, quorum.Key{Kind: quorum.KindCluster, Name: "x"}, func([]byte) ([]byte, error) { return []byte(fmt.Sprint(c)), nil })
+		cancel()
+		time.Sleep(c.time)
+		if unfit := slices.Contains(m.unfit(), "a"); unfit != (c.lasts && !isNeeded) || (n.Status().Trouble != nil) != c.full {
+			t.Errorf("%+v: unfit: %t, and %v", c, unfit, n.Status().Trouble)
+		}
+	}
+	cancel()
+	m.wg.Wait()
+	if err := errors.Join(n.Close(), dir.Close()); err != nil {
+		t.Error(err)
 	}
 }

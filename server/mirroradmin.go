@@ -280,8 +280,9 @@ func (m *member) learn(r *quorum.Record) {
 	m.tellUnfit()
 }
 
-// unfit are the nodes to which no mirror is to be handed over, as far as this one knows: who is drained, and other nodes that are stuck. Those would
-// not learn from consensus that they have the office, and nobody else may take it from them.
+// unfit are the nodes to which no mirror is to be handed over, as far as this one knows: who is drained, and who is stuck. Other nodes that are would
+// not learn from consensus that they have the office, and nobody else may take it from them. This one hands over what it serves when it has been stuck
+// for stuckFor, and the others can agree on that.
 func (m *member) unfit() []string {
 	names := slices.Clone([]string(m.drainedNodes()))
 	if s := m.stuck.Load(); s != nil {
@@ -299,11 +300,22 @@ func (m *member) tellUnfit() {
 	}
 }
 
+const (
+	// stuckFor is how long a node takes no part in consensus before it hands over what it serves. Changes of reservations are BUSY meanwhile, and after that
+	// they are not. A disk that is only slow for a moment costs no switch.
+	stuckFor = 5 * time.Second
+	// stuckAgain is the time between two looks whether the others can agree on a successor.
+	stuckAgain = time.Second
+)
+
 // lookWhoIsStuck looks whenever that may have changed.
 func (m *member) lookWhoIsStuck(ctx context.Context) {
+	var since time.Time // that this node takes no part; zero: it does
+	var due <-chan time.Time
 	for {
 		select {
 		case <-m.node.StuckTurned():
+		case <-due:
 		case <-ctx.Done():
 			return
 		}
@@ -319,12 +331,26 @@ func (m *member) lookWhoIsStuck(ctx context.Context) {
 				m.log.Warn("another node takes no part in consensus, as it says: the disk of its log is full, fails or does not answer", "node", name)
 			}
 		}
+		if due = nil; st.Trouble == nil {
+			since = time.Time{}
+		} else {
+			if since.IsZero() {
+				since = time.Now()
+			}
+			due = time.After(stuckAgain)
+			// Without a majority of others nobody would hear who is to serve, and who has asked for a successor serves nothing before that is known.
+			if time.Since(since) >= stuckFor && st.CanSpare(m.name) {
+				if names = append(names, m.name); !m.isStuck(m.name) {
+					m.log.Warn("this node has taken no part in consensus for some time, so it hands over what it serves, if another node can serve it", "reason", st.Trouble)
+				}
+			}
+		}
 		m.stuck.Store(&names)
 		m.tellUnfit()
 	}
 }
 
-// isStuck says whether another node takes no part in consensus.
+// isStuck says whether a node takes no part in consensus, and this one for stuckFor.
 func (m *member) isStuck(name string) bool {
 	s := m.stuck.Load()
 	return s != nil && slices.Contains(*s, name)

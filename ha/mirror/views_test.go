@@ -238,27 +238,35 @@ func TestStuckIsNoSuccessor(t *testing.T) {
 	})
 }
 
-// TestStuckPrimaryLetsGo: the log of the primary's member takes nothing, and all else of it is well. It serves on, and hands over by order.
+// TestStuckPrimaryLetsGo: the log of the primary's member takes nothing, and all else of it is well. It serves on, and hands over by order, or when its
+// owner says that it is unfit, as the owner of a stuck member does.
 func TestStuckPrimaryLetsGo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, l := labOfMembers(t)
-		defer c.close()
-		defer l.end()
-		a, b := l.nodes[0], l.nodes[1]
-		goOn := c.disks["a"].stall()
-		defer goOn()
-		for range 20 {
-			l.write(a, 0, bytesOf(4096, 1))
-			time.Sleep(time.Second)
-		}
-		if c.nodes["a"].Status().Trouble == nil {
-			t.Fatal("its member takes part")
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		if err := a.mirror.SwitchTo(ctx, b.id); err != nil {
-			t.Fatal(err)
-		}
-		l.level(b)
-	})
+	for what, letGo := range map[string]func(ctx context.Context, a, b *node) error{
+		"by order": func(ctx context.Context, a, b *node) error { return a.mirror.SwitchTo(ctx, b.id) },
+		"unfit":    func(_ context.Context, a, _ *node) error { a.mirror.Drain(replica.NodesOf(a.id)); return nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, l := labOfMembers(t)
+				defer c.close()
+				defer l.end()
+				a, b := l.nodes[0], l.nodes[1]
+				goOn := c.disks["a"].stall()
+				defer goOn()
+				for range 20 {
+					l.write(a, 0, bytesOf(4096, 1))
+					time.Sleep(time.Second)
+				}
+				if c.nodes["a"].Status().Trouble == nil {
+					t.Fatal("its member takes part")
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if err := letGo(ctx, a, b); err != nil {
+					t.Fatal(err)
+				}
+				l.level(b)
+			})
+		})
+	}
 }

@@ -272,7 +272,8 @@ func (n *Node) work() {
 			close(n.outdated)
 		}
 	}
-	if (err == nil) != (n.trouble == nil) || err != nil && err.Error() != n.trouble.Error() {
+	turned := (err == nil) != (n.trouble == nil)
+	if turned || err != nil && err.Error() != n.trouble.Error() {
 		if err != nil {
 			n.opts.Log.Error("this node takes no part in consensus", "reason", err)
 		} else {
@@ -280,6 +281,9 @@ func (n *Node) work() {
 		}
 	}
 	n.trouble = err
+	if turned {
+		n.stuckTurned()
+	}
 	if n.out.Members || n.core.Refused() != nil {
 		n.endStreams()
 	}
@@ -470,7 +474,7 @@ func (n *Node) NewToken(ctx context.Context) (Token, error) {
 // refuses, with a *RefusedError, to send one away without which no majority of the voters is up: nothing could be agreed on any more, not even
 // who votes in its place. It waits for voters until ctx ends. Without such a member it returns a *NoMemberError.
 func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
-	if s, err := n.Await(ctx, func(s *Status) bool { return s.canSpare(name) }); err == net.ErrClosed {
+	if s, err := n.Await(ctx, func(s *Status) bool { return s.CanSpare(name) }); err == net.ErrClosed {
 		return ErrUnknown
 	} else if err != nil {
 		return &RefusedError{fmt.Sprintf("nothing was changed: without node %s no majority of the voters (%s) would be up and take part, and nothing could be agreed on any more. "+

@@ -39,10 +39,10 @@ func (s *Status) Member(number uint64) *Member {
 	return nil
 }
 
-// canSpare reports whether a majority of the voters, and of the former ones while they change, is up without the member of that name, and takes part:
+// CanSpare reports whether a majority of the voters, and of the former ones while they change, is up without the member of that name, and takes part:
 // the disk of one that is heard may be full. It is true where there is nothing to lose: the member is leaving already, there is none, or it is the
 // only one, which consensus does not let go.
-func (s *Status) canSpare(name string) bool {
+func (s *Status) CanSpare(name string) bool {
 	var number uint64
 	others := 0
 	for _, m := range s.Members {
@@ -124,7 +124,7 @@ func (n *Node) status() Status {
 	return s
 }
 
-// StuckTurned returns a channel with a token whenever Status.Stuck may have changed. It is for one who asks.
+// StuckTurned returns a channel with a token whenever Status.Stuck may have changed, or whether there is a Status.Trouble. It is for one who asks.
 func (n *Node) StuckTurned() <-chan struct{} { return n.turned }
 
 func (n *Node) stuckTurned() {
