@@ -61,8 +61,9 @@ func haDrain() *cobra.Command {
 		Short: "Have a node serve nothing, before work on it",
 		Long: `drain has a node hand all of its mirrors over, and take none, until target ha undrain.
 It hands over the lead of consensus, too. The cluster remembers that, also while the
-node is away. drain ends when the node serves nothing; then the node can be stopped,
-upgraded and started again, and no host notices.
+node is away. drain ends when the node serves nothing, and others say that they serve
+what it did; then the node can be stopped, upgraded and started again, and no host
+notices.
 
 A mirror that no other node can take over now stays where it is, and leaves as soon as
 another copy is in sync. As long as a node is drained it does not take over for one
@@ -74,12 +75,16 @@ that is lost either: undrain it when the work is done.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := v.client()
 			defer c.Close()
+			before, err := askCluster(c, cmd.Context())
+			if err != nil {
+				return err
+			}
 			if err := c.DrainNode(cmd.Context(), args[0], true); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			return awaitDrained(ctx, c, args[0], cmd.OutOrStdout())
+			return awaitDrained(ctx, c, args[0], before, cmd.OutOrStdout())
 		},
 	}
 	v.socketFlag(cmd)
@@ -87,27 +92,46 @@ that is lost either: undrain it when the work is done.`,
 	return cmd
 }
 
-// drainAgain is the time between two looks at a node that is drained.
-const drainAgain = 100 * time.Millisecond
+const (
+	// drainAgain is the time between two looks at a node that is drained.
+	drainAgain = 100 * time.Millisecond
+	// sayWithin is how long a node has to say that it serves a mirror.
+	sayWithin = 2 * time.Second
+)
 
-// awaitDrained tells what a node still serves, until that is nothing.
-func awaitDrained(ctx context.Context, c *mgmt.Client, name string, out io.Writer) error {
-	said, left := "", ""
+// awaitDrained tells what a node still serves, until that is nothing, and others say that they serve what it did. before is from when it was not drained.
+func awaitDrained(ctx context.Context, c *mgmt.Client, name string, before *mgmt.Cluster, out io.Writer) error {
+	said, left, unserved := "", "", ""
+	served := map[string]bool{} // mirrors
+	now, err := before, error(nil)
 	for {
-		now, err := askCluster(c, ctx)
+		for i := range now.Mirrors {
+			if m := &now.Mirrors[i]; isLeftAt(now, m, name) {
+				served[m.Name] = true
+			}
+		}
+		now, err = askCluster(c, ctx)
 		switch {
+		case ctx.Err() != nil && left == "" && unserved != "":
+			return fmt.Errorf("node %s is drained, and has handed over, and nobody may serve %s; look at target ha status; if the node that has taken over is lost target ha undrain %s has another one serve", name, unserved, name)
 		case ctx.Err() != nil:
 			return fmt.Errorf("node %s is drained, and serves something still: %s; it hands over as soon as another node can take its place: look at target ha status, or run this command again to wait", name, left)
 		case err != nil:
 			return err
 		}
-		if left = leftAt(now, name); left == "" {
-			_, err := fmt.Fprintf(out, "Node %s serves nothing, until target ha undrain %s.\n", name, name)
-			return err
+		if left, unserved = leftAt(now, name), ""; left == "" {
+			if unserved = notServed(ctx, c, now, served); unserved == "" {
+				_, err := fmt.Fprintf(out, "Node %s serves nothing, until target ha undrain %s.\n", name, name)
+				return err
+			}
 		}
-		if left != said {
+		if left != "" && left != said {
 			fmt.Fprintf(out, "Node %s still has %s.\n", name, left)
 			said = left
+		}
+		if unserved != "" && unserved != said {
+			fmt.Fprintf(out, "Node %s has handed over, and nobody may serve %s.\n", name, unserved)
+			said = unserved
 		}
 		select {
 		case <-time.After(drainAgain):
@@ -116,11 +140,38 @@ func awaitDrained(ctx context.Context, c *mgmt.Client, name string, out io.Write
 	}
 }
 
+// notServed says which of these mirrors nobody says that he serves, and why. The node to which the office was given may not know that, or be lost since.
+// Each is asked to serve the mirror, which asks nothing of who does.
+func notServed(ctx context.Context, c *mgmt.Client, now *mgmt.Cluster, mirrors map[string]bool) string {
+	var list []string
+	for i := range now.Mirrors {
+		m := &now.Mirrors[i]
+		switch {
+		case !mirrors[m.Name] || m.Role == mgmt.RoleGivenUp:
+			continue
+		case m.Primary == "":
+			list = append(list, fmt.Sprintf("the mirror %s (node %s does not know who is to)", m.Name, now.Node))
+			continue
+		}
+		soon, cancel := context.WithTimeout(ctx, sayWithin)
+		if _, err := c.SwitchMirror(soon, m.Name, m.Primary); err != nil {
+			list = append(list, fmt.Sprintf("the mirror %s (node %s does not say that it does: %v)", m.Name, m.Primary, err))
+		}
+		cancel()
+	}
+	return strings.Join(list, ", ")
+}
+
+// isLeftAt says whether a node has not handed over a mirror.
+func isLeftAt(c *mgmt.Cluster, m *mgmt.Mirror, name string) bool {
+	return m.Primary == name || m.Role == mgmt.RoleCutOff && c.Node == name
+}
+
 // leftAt says what a node that is drained has not handed over yet.
 func leftAt(c *mgmt.Cluster, name string) string {
 	var left []string
 	for i := range c.Mirrors {
-		if m := &c.Mirrors[i]; m.Primary == name || m.Role == mgmt.RoleCutOff && c.Node == name {
+		if m := &c.Mirrors[i]; isLeftAt(c, m, name) {
 			left = append(left, fmt.Sprintf("the mirror %s (copies: %s)", m.Name, copiesText(m)))
 		}
 	}

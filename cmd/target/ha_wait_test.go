@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -29,19 +30,70 @@ func TestVerifiedByAnother(t *testing.T) {
 			}
 			answers = answers[1:]
 		})
-		socket := filepath.Join(t.TempDir(), "s")
-		l, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := &http.Server{Handler: mux}
-		ended := make(chan error, 1)
-		go func() { ended <- s.Serve(l) }()
-		c := mgmt.NewClient(socket)
+		c := clientOf(t, mux)
 		var out strings.Builder
 		if err := awaitVerified(t.Context(), c, "disk", &out); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v; and %s", err, out.String())
 		}
+	}
+}
+
+// TestDrainedToNobody: a node that is drained has handed over to another one, which does not know, or has left since. drain does not say that all is well before
+// somebody serves.
+func TestDrainedToNobody(t *testing.T) {
+	at := func(primary string) *mgmt.Cluster {
+		return &mgmt.Cluster{Node: "w", Mirrors: []mgmt.Mirror{{Name: "disk", Primary: primary}, {Name: "other", Primary: "c"}}}
+	}
+	for _, knows := range []bool{true, false} {
+		asked := 0
+		ctx, cancel := context.WithCancel(t.Context())
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+			if err := json.NewEncoder(w).Encode(mgmt.Status{Cluster: at("b")}); err != nil {
+				t.Error(err)
+			}
+		})
+		mux.HandleFunc("POST /v1/mirrors/disk/switch", func(w http.ResponseWriter, r *http.Request) {
+			if asked++; asked == 3 && !knows {
+				cancel() // the patience of who asks is over
+			}
+			if asked < 3 || !knows || r.URL.Query().Get("to") != "b" {
+				http.Error(w, `{"error": "node b is not the primary of disk any more: try again"}`, http.StatusUnprocessableEntity)
+				return
+			}
+			if err := json.NewEncoder(w).Encode(mgmt.Switched{From: "b", To: "b"}); err != nil {
+				t.Error(err)
+			}
+		})
+		c := clientOf(t, mux)
+		var out strings.Builder
+		err := awaitDrained(ctx, c, "a", at("a"), &out)
+		cancel()
+		if !strings.Contains(out.String(), "nobody may serve the mirror disk (node b does not say that it does: node b is not the primary") {
+			t.Errorf("%s", out.String())
+		}
+		if done := strings.Contains(out.String(), "Node a serves nothing"); done != knows || asked < 3 {
+			t.Errorf("b knows: %t; %s", knows, out.String())
+		}
+		if (err == nil) != knows || err != nil && !strings.Contains(err.Error(), "target ha undrain a has another one serve") {
+			t.Errorf("b knows: %t; %v", knows, err)
+		}
+	}
+}
+
+// clientOf returns a client of a daemon that answers in this way, until the test ends.
+func clientOf(t *testing.T, h http.Handler) *mgmt.Client {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: h}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	c := mgmt.NewClient(socket)
+	t.Cleanup(func() {
 		c.Close()
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -49,7 +101,8 @@ func TestVerifiedByAnother(t *testing.T) {
 		if err := <-ended; err != http.ErrServerClosed {
 			t.Error(err)
 		}
-	}
+	})
+	return c
 }
 
 // TestLeftAtACutOffNode: a node that is drained and asked, and does not hear the others for a moment, is the primary still, though it names

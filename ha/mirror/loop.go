@@ -305,6 +305,7 @@ func (m *Mirror) happened(e replica.Event) {
 		m.lookAtSave()
 		m.growOn()
 		m.lookFor()
+		m.lookAtSuccessor()
 	case replica.Agreed:
 		m.viewed = e.View
 		if e.View.InSync.Has(m.cfg.Self) {
@@ -316,6 +317,8 @@ func (m *Mirror) happened(e replica.Event) {
 		m.enter(e.View)
 	case replica.Drained:
 		m.drained = e.Nodes
+		m.step(replica.Drained{Nodes: m.excused()})
+		return
 	case replica.Pace:
 		m.pace = e
 	}

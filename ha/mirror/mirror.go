@@ -381,7 +381,7 @@ func (m *Mirror) enter(v replica.View) {
 		return
 	}
 	m.begin(meta, memory)
-	m.step(replica.Drained{Nodes: m.drained})
+	m.step(replica.Drained{Nodes: m.excused()})
 }
 
 // enterOn is enter once more, when the metadata could not be made: the disk was full, say.

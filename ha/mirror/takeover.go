@@ -51,6 +51,39 @@ type office struct {
 	gathered  time.Duration // of a primary that hands over: until the other one had all. Nothing new was begun meanwhile
 	takeovers uint64
 	last      Takeover
+
+	given   uint64 // the term in which another node has the office, because this one has handed over, and was not heard yet; 0: none
+	givenAt time.Duration
+	missed  bool // that has lasted for too long
+}
+
+// heardWithin is how long after a handover the successor may be silent. Most often it beats within milliseconds.
+const heardWithin = time.Second
+
+// heardOf notes that the primary of a term lives.
+func (o *office) heardOf(term uint64) {
+	if o.given == term {
+		o.given = 0
+	}
+}
+
+// lookAtSuccessor has this node take over though it is drained, if the one to which it has handed over was never heard: that one may have been lost, or have
+// become stuck, just then, and nobody would serve. Who was heard is lost like any other primary.
+func (m *Mirror) lookAtSuccessor() {
+	o := &m.office
+	missed := o.given != 0 && m.core != nil && m.core.State().View.Term == o.given && m.now-o.givenAt > heardWithin
+	if missed != o.missed {
+		o.missed = missed
+		m.step(replica.Drained{Nodes: m.excused()})
+	}
+}
+
+// excused are the nodes that are to serve nothing, as the core is told.
+func (m *Mirror) excused() replica.Nodes {
+	if m.office.missed {
+		return m.drained.Without(m.cfg.Self)
+	}
+	return m.drained
 }
 
 // noteRole looks at the role after a step.
@@ -81,6 +114,9 @@ func (m *Mirror) noteRole() {
 		}
 	case before == replica.Primary:
 		v := m.core.State().View
+		if v.Planned {
+			o.given, o.givenAt = v.Term, now
+		}
 		if v.Planned && o.proposed != 0 {
 			m.opts.Log.Info("this node has handed over", "term", v.Term, "copy", v.Primary, "gathered", o.gathered, "consensus", now-o.proposed)
 		} else {

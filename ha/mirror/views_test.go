@@ -270,3 +270,24 @@ func TestStuckPrimaryLetsGo(t *testing.T) {
 		})
 	}
 }
+
+// TestSuccessorIsStuck: a primary is drained, and hands over to a node whose log has hung a moment before, which nobody knows yet. That one never learns
+// that it has the office, so the first one serves again.
+func TestSuccessorIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l := labOfMembers(t)
+		defer c.close()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		goOn := c.disks["b"].stall()
+		defer goOn()
+		for _, n := range l.nodes {
+			n.mirror.Drain(replica.NodesOf(a.id))
+		}
+		l.await(a, "it has handed over", func(s replica.State) bool { return s.View.Primary == b.id && s.Role == replica.Follower })
+		l.alone(a)
+		l.write(a, 0, bytesOf(4096, 1))
+		goOn()
+		l.level(b) // which has it after all
+	})
+}
