@@ -296,7 +296,7 @@ func (m *member) tellUnfit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for s := range m.open {
-		s.Drain(s.numbers(m.unfit()))
+		s.letOthers(m.unfit())
 	}
 }
 
@@ -379,7 +379,7 @@ func (m *member) opened(s *mirrored) {
 	if m.retired {
 		s.Retire()
 	}
-	s.Drain(s.numbers(m.unfit()))
+	s.letOthers(m.unfit())
 }
 
 func (m *member) closed(s *mirrored) {

@@ -100,7 +100,7 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 		m.Role, m.Primary, m.Until = mgmt.RoleCutOff, "", s.LedUntil()
 	}
 	m.Addresses, m.Guests = s.front.words(), s.member.books.of(s.name).count(st.Role == replica.Primary)
-	if text := s.trouble.Load(); text != nil {
+	if text := cmp.Or(s.trouble.Load(), s.unread.Load()); text != nil {
 		m.Trouble = *text
 	}
 	if st.Role == replica.Primary {

@@ -49,6 +49,8 @@ type mirrored struct {
 	front   *moving // its addresses
 	log     *slog.Logger
 	trouble atomic.Pointer[string] // nil: none
+	unread  atomic.Pointer[string] // why this node does not know which reservations are in force, and serves nothing; nil: it does
+	read    chan struct{}          // a token: unread has changed
 	least   int                    // copies in sync with which something is written
 	telling sync.Mutex             // held while table is told
 	table   *access.Table          // of the volume; nil until serve; guarded by telling
@@ -176,7 +178,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))
 	}
-	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log, least: c.Mirror.MinCopies}
+	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log, least: c.Mirror.MinCopies, read: make(chan struct{}, 1)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.copied, s.room, s.size, s.news = store, record.Size, record.Size, news
 	s.noted.Store(record)
@@ -221,7 +223,7 @@ func (s *mirrored) nodeName(id replica.ID) string {
 // serve says in the volume's table which node serves the volume, from now on and whenever that changes, until Close; and
 // joins the table with those of the other nodes.
 func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
-	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: s.record.SetName(s.name), Node: s.node, Term: s.Term, Prove: s.prove, Log: log})
+	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: s.record.SetName(s.name), Node: s.node, Term: s.Term, Prove: s.prove, Unreadable: s.cannotRead, Log: log})
 	told := s.State()
 	s.telling.Lock()
 	s.table = t
@@ -229,6 +231,17 @@ func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
 	s.tell()
 	s.front.begin()
 	s.wg.Go(s.tellTrouble)
+	s.wg.Go(func() {
+		for {
+			select {
+			case <-s.read:
+				s.tell()
+				s.member.tellUnfit()
+			case <-s.ctx.Done():
+				return
+			}
+		}
+	})
 	s.wg.Go(func() {
 		past := successions{self: s.self}
 		past.lost(told)
@@ -241,6 +254,29 @@ func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
 			}
 		}
 	})
+}
+
+// cannotRead notes why the reservations cannot be read here; nil: they can. Hosts are told to come back until another node serves the mirror, to which this
+// one hands over.
+func (s *mirrored) cannotRead(why error) {
+	if why == nil {
+		s.unread.Store(nil)
+	} else {
+		s.unread.Store(new("this node serves nothing, for it does not know which reservations are in force: " + why.Error()))
+	}
+	select {
+	case s.read <- struct{}{}:
+	default:
+	}
+}
+
+// letOthers has the mirror know which nodes are to serve nothing.
+func (s *mirrored) letOthers(unfit []string) {
+	n := s.numbers(unfit)
+	if s.unread.Load() != nil {
+		n = n.With(s.self)
+	}
+	s.Drain(n)
 }
 
 // prove says whether this node served the mirror in a term when it was called.
@@ -261,6 +297,7 @@ func (s *mirrored) tell() {
 	primary := s.nodeName(st.View.Primary)
 	here := access.Transitioning
 	switch {
+	case s.unread.Load() != nil: // there is a state before it, which others have changed
 	case st.Role == replica.Primary:
 		here = access.ActiveOptimized
 	case st.Role == replica.Follower && st.View.Primary != s.self:

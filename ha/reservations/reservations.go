@@ -42,6 +42,10 @@ type Options struct {
 	Term  func() uint64
 	Prove func(term uint64) error
 
+	// Unreadable is told why this node cannot read the newest state, and nil when it can again: one that serves meanwhile would keep to what is not in force.
+	// It does not block. The view of this node's own term comes later. nil: nobody wants to know.
+	Unreadable func(why error)
+
 	Log *slog.Logger
 }
 
@@ -62,6 +66,7 @@ type Reservations struct {
 
 	mu      sync.Mutex    // taken before the table's
 	core    *Core         // guarded by mu, but for its keys
+	unread  bool          // Unreadable was told so; guarded by mu
 	changed chan struct{} // closed when the core has learned something; guarded by mu
 }
 
@@ -108,8 +113,13 @@ func (r *Reservations) learn(x *quorum.Record) {
 	if !isOurs {
 		return
 	}
-	if _, _, err := r.core.Newest(); err != nil && x.Key == r.core.RecordKey() {
-		r.o.Log.Error("reservations of a mirror are not kept to here, and cannot change", "reason", err)
+	if _, _, err := r.core.Newest(); x.Key == r.core.RecordKey() && (err != nil || r.unread) {
+		if err != nil {
+			r.o.Log.Error("reservations of a mirror are not kept to here, and cannot change", "reason", err)
+		}
+		if r.unread = err != nil; r.o.Unreadable != nil {
+			r.o.Unreadable(err)
+		}
 	}
 	if abort != nil {
 		r.wg.Go(func() {
