@@ -132,7 +132,9 @@ func (s *mirrored) verification(v *mirror.Verification) *mgmt.Verification {
 		Repaired: v.Repaired, Unknown: v.Unknown, Unreadable: v.Unreadable, Failed: v.Failed,
 		Verify: mgmt.Verify{Repair: v.Repair, From: strings.Join(s.names(v.Trust), ",")},
 	}
-	if v.Err != nil {
+	if left, ok := errors.AsType[*mirror.LeftError](v.Err); ok {
+		m.Error = fmt.Sprintf("the copy of %s is not in sync any more", strings.Join(s.names(left.Nodes), ", "))
+	} else if v.Err != nil {
 		m.Error = v.Err.Error()
 	}
 	for _, f := range v.Found {

@@ -124,7 +124,7 @@ func writeVerified(out io.Writer, mirror string, v *mgmt.Verification) error {
 	left := v.Differ - v.Repaired
 	switch {
 	case v.Error != "":
-		return fmt.Errorf("the copies of %s were compared to %d %%, and no further, because the primary has changed: begin again", mirror, 100*v.Done/max(1, v.Total))
+		return fmt.Errorf("the copies of %s were compared to %d %%, and no further (%s): begin again", mirror, 100*v.Done/max(1, v.Total), v.Error)
 	case left > 0 && !v.Repair:
 		return fmt.Errorf("the copies of %s differ in %s: target ha verify %s --repair makes them equal%s", mirror, count(left, "range"), mirror, fromAdvice(v))
 	case left > 0:

@@ -315,6 +315,9 @@ func (m *Mirror) happened(e replica.Event) {
 			}
 		}
 		m.enter(e.View)
+		m.step(e)
+		m.lookAtVerified()
+		return
 	case replica.Drained:
 		m.drained = e.Nodes
 		m.step(replica.Drained{Nodes: m.excused()})

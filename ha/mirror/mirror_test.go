@@ -531,6 +531,35 @@ func (l *lab) begin() {
 	l.level(l.nodes[0])
 }
 
+// TestVerifyLosesACopy: a copy leaves while it is compared. Nobody is told that the copies are equal, and what is left is compared no more.
+func TestVerifyLosesACopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		l.write(a, 0, bytesOf(128<<10, 1))
+		a.mirror.SetPace(replica.Pace{Rate: 64 << 10, Min: 64 << 10}) // a granule each second
+		ended := make(chan error, 1)
+		go func() {
+			_, err := a.mirror.Verify(t.Context(), false, 0)
+			ended <- err
+		}()
+		time.Sleep(3 * time.Second)
+		b.kill()
+		l.alone(a)
+		if err := <-ended; !isLeft(err) {
+			t.Errorf("the comparison has ended with %v", err)
+		}
+		if v := a.mirror.Verification(); v.Ended.IsZero() || v.Done >= v.Total/2 {
+			t.Errorf("%+v", v)
+		}
+		a.mirror.SetPace(replica.Pace{})
+		b.start()
+		l.level(a)
+	})
+}
+
 // end closes all, and compares the copies.
 func (l *lab) end() {
 	l.t.Helper()
@@ -540,6 +569,9 @@ func (l *lab) end() {
 		}
 		if s := n.mirror.State(); s.Role == replica.Primary {
 			v, err := n.mirror.Verify(context.Background(), false, 0)
+			for isLeft(err) {
+				v, err = n.mirror.Verify(context.Background(), false, 0)
+			}
 			if isMoved(err) { // State may be a moment behind
 				l.await(n, "another one is", func(s replica.State) bool { return s.Role != replica.Primary })
 			}

@@ -80,6 +80,12 @@ func isMoved(err error) bool {
 	return ok
 }
 
+// isLeft reports whether a comparison has ended because a copy has left.
+func isLeft(err error) bool {
+	_, ok := errors.AsType[*LeftError](err)
+	return ok
+}
+
 // TestTerm: what was begun in one term does not take place in another one, though the node serves again.
 func TestTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -72,7 +72,7 @@ func (m *Mirror) orderID() uint64 {
 // ordered takes the answer to a request of the administrator.
 func (m *Mirror) ordered(a *replica.Answer) {
 	if v := m.verifying; v != nil && v.id == a.ID {
-		var err error
+		err := v.hasLeft(m.core.State().View.InSync)
 		if a.Status != replica.Good {
 			err = m.moved()
 		}

@@ -3,6 +3,8 @@ package mirror
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"oneshot/ha/replica"
@@ -31,14 +33,38 @@ type Verification struct {
 // maxFound bounds the ranges that a Verification names.
 const maxFound = 100
 
+// LeftError ends a comparison: these nodes were in sync when it began, and have left. What is left of it would be compared without their copies.
+type LeftError struct{ Nodes replica.Nodes }
+
+func (e *LeftError) Error() string {
+	return fmt.Sprintf("copies of nodes %v are not in sync any more", slices.Collect(e.Nodes.All()))
+}
+
 // ErrVerifying: the copies are being compared already.
 var ErrVerifying = errors.New("the copies are being compared already")
 
 type verification struct {
 	Verification
-	id   uint64
-	over chan struct{} // closed at the end; the rest stays as it is then
-	tell func(*Verification)
+	id      uint64
+	over    chan struct{} // closed at the end; the rest stays as it is then
+	tell    func(*Verification)
+	members replica.Nodes // that are compared
+	left    error         // of those, when some have left
+}
+
+// hasLeft notes whether a copy has left that was to be compared, and returns that.
+func (v *verification) hasLeft(inSync replica.Nodes) error {
+	if left := v.members &^ inSync; left != 0 && v.left == nil {
+		v.left = &LeftError{left}
+	}
+	return v.left
+}
+
+// lookAtVerified ends the comparison under way if a copy has left that was to be compared.
+func (m *Mirror) lookAtVerified() {
+	if v := m.verifying; v != nil && m.core != nil && v.left == nil && v.hasLeft(m.core.State().View.InSync) != nil {
+		m.step(replica.StopVerify{})
+	}
 }
 
 // add takes a range that differs. One that could not be repaired comes twice.
@@ -77,7 +103,7 @@ func (m *Mirror) beginVerify(repair bool, trust replica.Nodes, over func(*Verifi
 		case m.verifying != nil:
 			err = ErrVerifying
 		default:
-			v = &verification{id: m.orderID(), over: make(chan struct{}), tell: over, Verification: Verification{Began: time.Now(), Repair: repair, Trust: trust}}
+			v = &verification{id: m.orderID(), over: make(chan struct{}), tell: over, members: m.core.State().View.InSync, Verification: Verification{Began: time.Now(), Repair: repair, Trust: trust}}
 			m.verifying = v
 			m.step(replica.Verify{ID: v.id, Repair: repair, Trust: trust})
 		}
