@@ -408,14 +408,13 @@ func (c *Core) end(n uint64, r Result, out *Output) {
 }
 
 func (c *Core) applyEntry(e *raftpb.Entry, out *Output) {
-	c.applied = e.GetIndex()
 	switch e.GetType() {
 	case raftpb.EntryConfChangeV2:
 		cc := new(raftpb.ConfChangeV2)
 		if err := proto.Unmarshal(e.GetData(), cc); err != nil {
 			panic(err) // what was committed was proposed by a member
 		}
-		c.conf = c.raw.ApplyConfChange(cc)
+		c.conf = c.raw.ApplyConfChange(cc) // may have a snapshot made, which is of before
 		c.settled, c.settling = false, 0
 		out.Members = true
 	case raftpb.EntryNormal:
@@ -425,6 +424,7 @@ func (c *Core) applyEntry(e *raftpb.Entry, out *Output) {
 			c.settled = true
 		}
 	}
+	c.applied = e.GetIndex()
 }
 
 func (c *Core) applyCommand(data []byte, out *Output) {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/quick"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"oneshot/ha/replica"
 )
 
@@ -349,6 +351,96 @@ func TestRegisteredAfterSnapshot(t *testing.T) {
 	}
 	if m := c.state.member(id.Number); m.Incarnation != c.log.id.Incarnation || m.Nonce != c.log.id.Nonce || len(c.waits) != 0 {
 		t.Errorf("life %d of the node is registered, and it is in life %d", m.Incarnation, c.log.id.Incarnation)
+	}
+}
+
+// TestSnapshotNamesItsMembers: a member that is far behind is sent a snapshot just when a change of the members takes place. That one does not have the
+// change and leave out who has come with it: whoever takes it would never learn of that member, and panic at the end of a joint change.
+func TestSnapshotNamesItsMembers(t *testing.T) {
+	id, token := testIdentity, []byte("token")
+	first := initial(&id, "lab", false, [32]byte{1}, nil, HashToken(token))
+	state, err := decodeState(first.GetData())
+	if err != nil {
+		t.Fatal(err)
+	}
+	state.members, state.next = append(state.members, Member{Number: 2, Name: "b"}, Member{Number: 3, Name: "c"}), 4
+	first.Data, first.Metadata.ConfState.Voters = state.encode(), []uint64{1, 2, 3}
+	l, err := CreateLog(newDisk(), id, first, counter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.limit = 1 // a new file each time: what is older than a few entries is forgotten
+	c, err := Start(l, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out Output
+	work := func() {
+		t.Helper()
+		if err := c.Work(&out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hear := func(from uint64, kind raftpb.MessageType, term uint64) {
+		last, _ := l.store.LastIndex()
+		c.Receive(Message{From: from, Raft: &raftpb.Message{Type: kind.Enum(), From: new(from), To: new(id.Number), Term: new(term), Index: new(last)}})
+	}
+	agree := func() { // c has it, too
+		t.Helper()
+		work()
+		_, term := c.Leader()
+		hear(3, raftpb.MsgAppResp, term)
+		work()
+	}
+	for leader := uint64(0); leader != id.Number; leader, _ = c.Leader() {
+		c.Tick()
+		work()
+		_, term := c.Leader()
+		hear(3, raftpb.MsgPreVoteResp, term+1)
+		work()
+		_, term = c.Leader()
+		hear(3, raftpb.MsgVoteResp, term)
+		work()
+	}
+	agree()
+	for c.ticks-c.changingAt < retryTicks {
+		c.Tick()
+		agree()
+	}
+	_, term := c.Leader()
+	hear(2, raftpb.MsgAppResp, term) // b is level, and then takes nothing more
+	for i := range uint64(200) {
+		if _, err := c.Put(Key{KindUnit, "x"}, i, nil); err != nil {
+			t.Fatal(err)
+		}
+		agree()
+	}
+	if _, err := c.Join("d", false, [32]byte{4}, token); err != nil {
+		t.Fatal(err)
+	}
+	agree()
+	c.Tick()
+	if work(); c.changingAt != c.ticks {
+		t.Fatal("no change of the members was proposed")
+	}
+	out = Output{}
+	hear(3, raftpb.MsgAppResp, term) // it is agreed on
+	c.Unreachable(2)
+	work()
+	if !slices.Contains(c.conf.GetLearners(), 4) {
+		t.Fatalf("the members are %v", c.conf)
+	}
+	sent := false
+	for _, m := range out.Messages {
+		if m.Raft.GetType() == raftpb.MsgSnap {
+			sent = true
+			if meta := m.Raft.GetSnapshot().GetMetadata(); meta.GetIndex() >= c.applied && !slices.Contains(meta.GetConfState().GetLearners(), 4) {
+				t.Errorf("after entry %d the members are %v, and a snapshot of %d has %v", c.applied, c.conf, meta.GetIndex(), meta.GetConfState())
+			}
+		}
+	}
+	if !sent {
+		t.Error("no snapshot was sent")
 	}
 }
 
