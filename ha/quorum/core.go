@@ -32,7 +32,8 @@ type Core struct {
 	state *State
 	conf  *raftpb.ConfState
 
-	ready   *raft.Ready // taken from raft, and not on the disk yet
+	ready   *raft.Ready // taken from raft, and not done yet
+	saved   bool        // it is on the disk
 	renews  bool        // the disk hangs over a new file of the log
 	applied uint64
 	calls   int // of Tick, since the last tick
@@ -341,13 +342,16 @@ func (c *Core) Work(out *Output) error {
 			rd := c.raw.Ready()
 			c.ready = &rd
 		}
-		if _, err := c.wait(mustSave(c.ready), func() error { return c.log.Save(c.ready) }); err != nil {
-			return fmt.Errorf("the consensus log cannot be written, so this node takes part in nothing until it can: %w", err)
+		if !c.saved { // else what follows has failed before
+			if _, err := c.wait(mustSave(c.ready), func() error { return c.log.Save(c.ready) }); err != nil {
+				return fmt.Errorf("the consensus log cannot be written, so this node takes part in nothing until it can: %w", err)
+			}
+			c.saved = true
+			for _, m := range c.ready.Messages {
+				out.Messages = append(out.Messages, Message{c.log.id.Number, c.log.id.Incarnation, c.log.newest(), m})
+			}
 		}
 		rd := c.ready
-		for _, m := range rd.Messages {
-			out.Messages = append(out.Messages, Message{c.log.id.Number, c.log.id.Incarnation, c.log.newest(), m})
-		}
 		if !raft.IsEmptySnap(rd.Snapshot) {
 			if err := c.restore(rd.Snapshot, out); err != nil {
 				return err
@@ -358,7 +362,7 @@ func (c *Core) Work(out *Output) error {
 		}
 		c.answerReads(rd.ReadStates, out)
 		c.raw.Advance(*rd)
-		c.ready = nil
+		c.ready, c.saved = nil, false
 	}
 	if c.log.IsLong() {
 		return c.renew()

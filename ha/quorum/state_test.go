@@ -444,6 +444,36 @@ func TestSnapshotNamesItsMembers(t *testing.T) {
 	}
 }
 
+// TestUnreadableSnapshot: the leader, of a later version, sends a state that this node cannot read. It takes no part, and its log does not grow by that state
+// each time that it tries.
+func TestUnreadableSnapshot(t *testing.T) {
+	id := testIdentity
+	d := newDisk()
+	l, err := CreateLog(d, id, initial(&id, "lab", false, [32]byte{1}, nil), counter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Start(l, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Receive(Message{From: 2, Raft: &raftpb.Message{Type: raftpb.MsgSnap.Enum(), From: new(uint64(2)), To: new(id.Number), Term: new(uint64(9)), Snapshot: &raftpb.Snapshot{
+		Data: []byte{99}, Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(50)), Term: new(uint64(9)), ConfState: &raftpb.ConfState{Voters: []uint64{1, 2}}},
+	}}})
+	var sizes []int
+	for range 3 {
+		var out Output
+		if err := c.Work(&out); err == nil || !strings.Contains(err.Error(), "bring all nodes to the same version") {
+			t.Errorf("%v", err)
+		}
+		sizes = append(sizes, len(d.names[logName].data))
+		c.Tick()
+	}
+	if sizes[0] != sizes[2] {
+		t.Errorf("the log has %d bytes", sizes)
+	}
+}
+
 // TestViews: a view that is proposed again and again is agreed on once; a late one, and one that no node may propose,
 // change nothing.
 func TestViews(t *testing.T) {
