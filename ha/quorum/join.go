@@ -51,6 +51,10 @@ func (a *acceptor) join(conn net.Conn, b []byte) error {
 	}
 	ctx, cancel := context.WithTimeout(a.n.ctx, handshakeIn)
 	defer cancel()
+	if err := a.mayJoin(ctx, sha256.Sum256(j.publicKey), HashToken(j.secret)); err != nil {
+		_, err := conn.Write(refusal(err))
+		return err
+	}
 	res := a.n.change(ctx, func(c *Core) (uint64, error) { return c.Join(j.name, j.witness, sha256.Sum256(j.publicKey), j.secret) })
 	if res.Err != nil {
 		_, err := conn.Write(refusal(res.Err))
@@ -68,6 +72,23 @@ func (a *acceptor) join(conn net.Conn, b []byte) error {
 	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
 	_, err = conn.Write(frame(frameWelcome, appendBytes(appendU64(nil, cluster, res.Member.Number), cert)))
 	return err
+}
+
+// mayJoin refuses who has no token before anybody is asked to agree to that: each change is written to the disks of all voters, and strangers could have as many
+// made as they like. A token that this node does not know may have been made elsewhere a moment ago.
+func (a *acceptor) mayJoin(ctx context.Context, publicKey, hash [32]byte) error {
+	var may bool
+	look := func() { may = a.n.core.state.mayJoin(publicKey, hash) }
+	if !a.n.look(look) || may {
+		return nil
+	}
+	if _, err := a.n.Get(ctx, DrainedKey); err != nil { // what was agreed on before is known here then
+		return ErrUnknown
+	}
+	if a.n.look(look); !may {
+		return errToken
+	}
+	return nil
 }
 
 // Join makes a member of this machine, with a token of the cluster. conn is with any member, and Join closes it. It can

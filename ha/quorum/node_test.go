@@ -786,6 +786,34 @@ func TestTokens(t *testing.T) {
 	})
 }
 
+// TestStrangersChangeNothing: who asks to join without a token has nothing written to any disk, however often. Who has one that was made elsewhere is taken in.
+func TestStrangersChangeNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		wrong := l.token("a")
+		wrong.secret[3]++
+		last := func() (n uint64) {
+			a := l.nodes["a"]
+			a.do(func() { n, _ = a.core.log.store.LastIndex() })
+			return n
+		}
+		before := last()
+		for range 10 {
+			if err := Join(l.ctx(), newDisk(), l.dial("b"), wrong, "c", false); err == nil || !strings.Contains(err.Error(), "target ha token") {
+				t.Errorf("%v", err)
+			}
+		}
+		if after := last(); after != before {
+			t.Errorf("the log had %d entries, and has %d", before, after)
+		}
+		if err := Join(l.ctx(), newDisk(), l.dial("b"), l.token("a"), "c", false); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestConnectionsAreBounded: strangers who say nothing take up to so many places, and for a while.
 func TestConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

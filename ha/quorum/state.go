@@ -318,7 +318,7 @@ func (s *State) join(c *command) Result {
 	}
 	i := slices.Index(s.tokens, token{hash: c.hash})
 	if i < 0 {
-		return refused("the token is not known, or was used: make a new one with `target ha token`")
+		return Result{Err: errToken}
 	}
 	if m := s.present(c.name); m != nil {
 		return refused("%s is a member already: if its machine or its state directory is lost, run `target ha replace %s` on another node, and use the token that it prints", c.name, c.name)
@@ -332,6 +332,13 @@ func (s *State) join(c *command) Result {
 	s.next++
 	return Result{Member: &m}
 }
+
+// mayJoin reports whether a join with that key and token may succeed, or did.
+func (s *State) mayJoin(publicKey, hash [32]byte) bool {
+	return slices.Contains(s.tokens, token{hash: hash}) || slices.ContainsFunc(s.members, func(m Member) bool { return m.Key == publicKey })
+}
+
+var errToken = &RefusedError{"the token is not known, or was used: make a new one with `target ha token`"}
 
 var errName = &RefusedError{"a node's name has letters, digits, dots and hyphens"}
 
