@@ -56,13 +56,15 @@ type Node struct {
 	reads    map[uint64]chan struct{}
 	watchers []*func(*Record)
 	follows  []*Follower
-	streams  map[*Stream]bool
 	awaits   map[*await]bool
 	clock    uint64    // of beats, at ...
 	began    time.Time // ... this time
 	trouble  error     // why it takes no part
 	outdated chan struct{}
 	turned   chan struct{} // has room for one
+
+	streaming sync.Mutex // a leaf: who closes a stream does not wait for the owner, and so for the disk
+	streams   map[*Stream]bool
 }
 
 // random draws nonces and salts.
@@ -182,9 +184,11 @@ func (n *Node) giveUp() {
 		}
 		break
 	}
+	n.streaming.Lock()
 	for s := range n.streams {
 		_ = s.NetConn().Close()
 	}
+	n.streaming.Unlock()
 	for _, end := range n.ends {
 		end <- Result{Err: ErrUnknown}
 	}

@@ -98,7 +98,9 @@ func (n *Node) addStream(conn *tls.Conn, g *gathered, r *bufio.Reader, h Hello) 
 	err := net.ErrClosed
 	n.do(func() {
 		if err = n.core.Knows(h); err == nil {
+			n.streaming.Lock()
 			n.streams[s] = true
+			n.streaming.Unlock()
 		}
 	})
 	return s, err
@@ -107,11 +109,13 @@ func (n *Node) addStream(conn *tls.Conn, g *gathered, r *bufio.Reader, h Hello) 
 // Read implements net.Conn.
 func (s *Stream) Read(b []byte) (int, error) { return s.r.Read(b) }
 
-// Close implements net.Conn. It does not wait for the peer.
+// Close implements net.Conn. It waits neither for the peer nor for the disk.
 func (s *Stream) Close() error {
 	s.once.Do(func() {
 		close(s.ended)
-		s.n.do(func() { delete(s.n.streams, s) })
+		s.n.streaming.Lock()
+		delete(s.n.streams, s)
+		s.n.streaming.Unlock()
 	})
 	return s.NetConn().Close()
 }
@@ -143,6 +147,8 @@ func (c *Core) Knows(h Hello) error {
 
 // endStreams closes streams with those who are no members any more, and all when this node is refused. Owner only.
 func (n *Node) endStreams() {
+	n.streaming.Lock()
+	defer n.streaming.Unlock()
 	for s := range n.streams {
 		m := n.core.state.member(s.number)
 		if n.core.Refused() != nil || m == nil || m.Leaving != Stays {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // accept takes streams of one name at a node.
@@ -72,6 +73,41 @@ func TestStreams(t *testing.T) {
 		}
 		l.put("a", "x", 0, "consensus goes on")
 		l.close()
+	})
+}
+
+// TestStreamEndsWhileTheDiskIsBusy: who closes a stream does not wait until the log is on the disk. The goroutine that closes it may be the one that serves hosts.
+func TestStreamEndsWhileTheDiskIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		l.accept("b", "mirror x")
+		c, err := l.nodes["a"].Dial(l.ctx(), "b", "mirror x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, hang := l.nodes["a"], make(chan struct{})
+		a.do(func() { l.disks["a"].hang = hang })
+		ended := make(chan error, 1)
+		go func() {
+			_, err := a.Put(l.ctx(), Key{KindUnit, "x"}, 0, nil)
+			ended <- err
+		}()
+		for a.saving.Load() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		began := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it has taken %v", took)
+		}
+		close(hang)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
