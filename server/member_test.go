@@ -448,3 +448,50 @@ func testStuckHandsOver(t *testing.T, isNeeded bool) {
 		t.Error(err)
 	}
 }
+
+// TestNoSwitchWithoutMajority: nothing is handed over while nobody could agree on that: the primary, which serves on without a majority, would wait for one.
+func TestNoSwitchWithoutMajority(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	p := primary(t, s)
+	secret, err := s.NewToken(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := quorum.ParseToken(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", on(text).Cluster.Node("a").Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := quorum.OpenDir(t.TempDir())
+	if err == nil {
+		err = quorum.Join(t.Context(), dir, conn, token, "b", false)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func(context.Context, string) (net.Conn, error) { return nil, errors.New("nobody is there") }
+	l := &pipes{conns: make(chan net.Conn), ended: make(chan struct{})}
+	n, err := quorum.Open(quorum.Options{FS: dir, Listener: l, Dial: dial, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(n.Close(), dir.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	apart := &member{node: n, name: "b", log: slog.New(slog.DiscardHandler)}
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := p.switchTo(soon, "b", apart); err == nil || !strings.Contains(err.Error(), "no majority of the voters has answered") {
+		t.Errorf("without a majority: %v", err)
+	}
+	if _, err := p.switchTo(t.Context(), "b", s.member); err == nil || !strings.Contains(err.Error(), "node b cannot serve d: its copy is") {
+		t.Errorf("with one: %v", err)
+	}
+}

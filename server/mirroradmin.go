@@ -196,6 +196,9 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 	default:
 		others = replica.NodesOf(id)
 	}
+	if err := member.canAgree(ctx); err != nil {
+		return nil, fmt.Errorf("nothing was changed, and %s goes on: it could not be agreed on that another node serves %s, and nobody would until then: %w", s.nodeName(s.self), s.name, err)
+	}
 	began := time.Now()
 	id, err := s.SwitchToOneOf(ctx, others)
 	from, to := s.nodeName(s.self), s.nodeName(id)
@@ -210,6 +213,26 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 		return nil, fmt.Errorf("it is not known yet whether %s serves %s: no majority of the voters has agreed in time; target ha status shows who is missing", to, s.name)
 	}
 	return nil, fmt.Errorf("node %s has lost the mirror %s to another node meanwhile: target ha status shows which", from, s.name)
+}
+
+// agreeTime is how long a majority may take to answer before this node orders what it has to agree on.
+const agreeTime = consensusTime * 3 / 4
+
+// canAgree says whether the voters can agree on another primary now. Who has proposed a successor serves nobody before it is known whether that one does, so
+// without a majority it does not: a primary whose members answer serves on then. Of a node that is stuck the others may agree.
+func (m *member) canAgree(ctx context.Context) error {
+	if s := m.node.Status(); s.Trouble != nil {
+		if s.CanSpare(m.name) {
+			return nil
+		}
+		return fmt.Errorf("this node takes no part in consensus (%w), and the others are no majority without it", s.Trouble)
+	}
+	ctx, cancel := context.WithTimeout(ctx, agreeTime)
+	defer cancel()
+	if _, err := m.node.Get(ctx, formerKey); err != nil {
+		return fmt.Errorf("no majority of the voters has answered within %v; target ha status shows who is missing", agreeTime)
+	}
+	return nil
 }
 
 // whyNot says why a node cannot take over now.
