@@ -756,6 +756,12 @@ func TestMirrors(t *testing.T) {
 	if err := peer.TellTrouble(t.Context(), "a/b", "c/d", CopyTrouble{CopyStale, "full"}); err != nil || f.removed[len(f.removed)-1] != "trouble a/b c/d{not in sync full}" {
 		t.Errorf("%v, %v", err, f.removed)
 	}
+	if err := peer.HasCarrier(t.Context(), "a/b"); err != nil {
+		t.Error(err)
+	}
+	if err := peer.HasCarrier(t.Context(), "c"); err == nil || err.Error() != "eth0 has no link" {
+		t.Error(err)
+	}
 	longest := Guest{
 		Local:  netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"),
 		Remote: netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:7777]:65535"), Initiator: "iqn.2026-11." + strings.Repeat("a", 211), ISID: "00023d000001",
@@ -800,6 +806,13 @@ func (o *once) Addr() net.Addr { return &net.UnixAddr{} }
 
 func (f *fake) KnowGuests(_ string, guests []Guest) error { f.guests = len(guests); return nil }
 func (f *fake) AddressesTaken(string) error               { return nil }
+func (f *fake) HasCarrier(mirror string) error {
+	if mirror != "a/b" {
+		return errors.New("eth0 has no link")
+	}
+	return nil
+}
+
 func (f *fake) KnowTrouble(mirror, node string, what CopyTrouble) error {
 	f.removed = append(f.removed, fmt.Sprint("trouble ", mirror, " ", node, what))
 	return nil

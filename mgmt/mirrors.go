@@ -36,6 +36,8 @@ type Peer interface {
 	KnowTrouble(mirror, node string, what CopyTrouble) error
 	// AddressesTaken says that the node that serves a mirror now has the addresses that go with it, and has announced them.
 	AddressesTaken(mirror string) error
+	// HasCarrier returns nil if the interfaces of this node for the addresses that go with a mirror have a link.
+	HasCarrier(mirror string) error
 	// MakeRoom gives the copy of this node room for size bytes, durably. What is new reads as zeroes; the mirror stays as large as it is.
 	MakeRoom(mirror string, size int64) error
 }
@@ -128,6 +130,11 @@ func NewPeerAPI(p Peer) http.Handler {
 	mux.HandleFunc("POST /v1/mirrors/{name}/taken", func(w http.ResponseWriter, r *http.Request) {
 		if bare(w, r) {
 			done(w, p.AddressesTaken(r.PathValue("name")))
+		}
+	})
+	mux.HandleFunc("GET /v1/mirrors/{name}/carrier", func(w http.ResponseWriter, r *http.Request) {
+		if bare(w, r) {
+			done(w, p.HasCarrier(r.PathValue("name")))
 		}
 	})
 	mux.HandleFunc("POST /v1/mirrors/{name}/room", sized(func(r *http.Request, size int64) error { return p.MakeRoom(r.PathValue("name"), size) }))
@@ -275,6 +282,11 @@ func (c *Client) TellTrouble(ctx context.Context, mirror, node string, what Copy
 // AddressesTaken tells another node that this one has the addresses that go with a mirror.
 func (c *Client) AddressesTaken(ctx context.Context, mirror string) error {
 	return c.do(ctx, http.MethodPost, mirrorPath(mirror, "taken", nil), nil, nil)
+}
+
+// HasCarrier asks another node whether hosts may reach it, as Peer has it. One of a former version does not say.
+func (c *Client) HasCarrier(ctx context.Context, mirror string) error {
+	return c.do(ctx, http.MethodGet, mirrorPath(mirror, "carrier", nil), nil, nil)
 }
 
 // unheard says that another node does not answer.

@@ -36,6 +36,7 @@ type moving struct {
 	wake   chan struct{} // has room for one
 	taken  atomic.Bool   // another node says that it has them
 	quiet  loglimit.Gate
+	cut    loglimit.Gate  // of interfaces without a link
 	tenure replica.Tenure // guarded by the goroutine of run
 
 	mu   sync.Mutex
@@ -175,6 +176,7 @@ func (m *moving) begin() {
 		}
 	})
 	m.s.wg.Go(m.run)
+	m.s.wg.Go(m.watchCarrier)
 	for _, name := range m.s.record.Copies {
 		if name != m.s.node {
 			m.s.wg.Go(func() { m.tellGuests(name) })

@@ -142,6 +142,15 @@ func (a Address) net() *net.IPNet {
 	return &net.IPNet{IP: a.IP.AsSlice(), Mask: net.CIDRMask(a.IP.BitLen(), a.IP.BitLen())}
 }
 
+// HasCarrier reports whether the interface is up, and has a link to something.
+func (a Address) HasCarrier() (bool, error) {
+	l, err := a.link()
+	if err != nil {
+		return false, err
+	}
+	return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0, nil
+}
+
 // Missing lists the capabilities that this process lacks to hold addresses.
 func Missing() (names []string) {
 	var h unix.CapUserHeader

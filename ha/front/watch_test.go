@@ -80,3 +80,33 @@ func TestWatch(t *testing.T) {
 		}
 	}
 }
+
+// TestCarrier: an interface whose cable is pulled at the other end has no carrier, and so has one that is not up, or not there.
+func TestCarrier(t *testing.T) {
+	if !isApart(t) {
+		return
+	}
+	a := Address{netip.MustParseAddr("192.0.2.10"), "here"}
+	if has, err := a.HasCarrier(); has || err == nil {
+		t.Errorf("an interface that is not there: %t, %v", has, err)
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "here"}, PeerName: "there"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		set  func(netlink.Link) error
+		want bool
+	}{{"here", netlink.LinkSetUp, false}, {"there", netlink.LinkSetUp, true}, {"there", netlink.LinkSetDown, false}, {"there", netlink.LinkSetUp, true}, {"here", netlink.LinkSetDown, false}} {
+		l, err := netlink.LinkByName(c.name)
+		if err == nil {
+			err = c.set(l)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has, err := a.HasCarrier(); has != c.want || err != nil {
+			t.Errorf("%s was changed: %t, %v", c.name, has, err)
+		}
+	}
+}

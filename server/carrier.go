@@ -1,0 +1,113 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"oneshot/ha/front"
+)
+
+// A primary whose interface for the addresses that go with its mirror has no link is reached by no host there. It hands over to a node that has one, if there
+// is such a node: whom it cannot ask, or who is of a former version, counts as none. Losses behind the link nobody notices here.
+
+const (
+	// carrierLook is the time between two looks at the link of a primary, and carrierFor is how long that is missing before the node hands over.
+	carrierLook = 250 * time.Millisecond
+	carrierFor  = 500 * time.Millisecond
+	// carrierRest is the time between two attempts.
+	carrierRest = 5 * time.Second
+)
+
+// unlinked lists interfaces for the mirror's addresses that have no link.
+func (m *moving) unlinked() (names []string) {
+	seen := map[string]bool{}
+	for _, a := range m.addresses() {
+		if seen[a.Interface] {
+			continue
+		}
+		seen[a.Interface] = true
+		if has, err := a.HasCarrier(); !has || err != nil {
+			names = append(names, a.Interface)
+		}
+	}
+	return names
+}
+
+// watchCarrier hands over when this node serves, and has no link, until the mirror's ctx ends.
+func (m *moving) watchCarrier() {
+	look := time.NewTicker(carrierLook)
+	defer look.Stop()
+	since, next := time.Duration(-1), time.Duration(0) // that there is none; less than 0: there is one
+	for {
+		select {
+		case <-m.s.ctx.Done():
+			return
+		case <-look.C:
+		}
+		now := front.Now()
+		if m.s.Term() == 0 {
+			since = -1
+			continue
+		}
+		names := m.unlinked()
+		switch {
+		case len(names) == 0:
+			since = -1
+		case since < 0:
+			since = now
+		case now-since >= carrierFor && now >= next:
+			next = now + carrierRest
+			m.leaveUnlinked(names)
+		}
+	}
+}
+
+// leaveUnlinked hands over to a node that has a link.
+func (m *moving) leaveUnlinked(names []string) {
+	st, ok := m.s.Status()
+	if !ok {
+		return
+	}
+	log := m.s.log.With("mirror", m.s.name, "interfaces", strings.Join(names, ", "))
+	why := []error{errors.New("no other copy is in sync, and its node fit to serve")}
+	for id := range m.s.ready(&st, m.s.member).All() {
+		to := m.s.nodeName(id)
+		err := m.leaveTo(to)
+		if err == nil {
+			log.Warn("the interface for the addresses of a mirror has no link, so another node serves it", "node", to)
+			return
+		}
+		why = append(why, err)
+	}
+	if _, ok := m.cut.Pass(time.Minute); ok {
+		log.Error("the interface for the addresses of a mirror has no link, and no other node can serve it now", "reason", errors.Join(why[min(1, len(why)-1):]...))
+	}
+}
+
+// leaveTo hands over to a node, if that has a link.
+func (m *moving) leaveTo(node string) error {
+	ctx, cancel := context.WithTimeout(m.s.ctx, consensusTime)
+	defer cancel()
+	c := m.s.member.peer(node)
+	defer c.Close()
+	if err := c.HasCarrier(ctx, m.s.name); err != nil {
+		return err
+	}
+	_, err := m.s.switchTo(ctx, node, m.s.member)
+	return err
+}
+
+// HasCarrier implements mgmt.Peer.
+func (h here) HasCarrier(name string) error {
+	m := h.local(name)
+	if m == nil {
+		return fmt.Errorf("node %s has no copy of %s open", h.member.name, name)
+	}
+	if names := m.front.unlinked(); len(names) > 0 {
+		return fmt.Errorf("%s of node %s has no link", strings.Join(names, ", "), h.member.name)
+	}
+	return nil
+}
