@@ -354,7 +354,8 @@ func (m *member) lookWhoIsStuck(ctx context.Context) {
 				m.log.Warn("another node takes no part in consensus, as it says: the disk of its log is full, fails or does not answer", "node", name)
 			}
 		}
-		if due = nil; st.Trouble == nil {
+		_, isOutdated := errors.AsType[*quorum.OutdatedError](st.Trouble) // for good: it serves nothing
+		if due = nil; st.Trouble == nil || isOutdated {
 			since = time.Time{}
 		} else {
 			if since.IsZero() {
