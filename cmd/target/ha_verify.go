@@ -134,6 +134,9 @@ func writeVerified(out io.Writer, mirror string, v *mgmt.Verification) error {
 		return err
 	}
 	text := "The copies of %s are equal: %d of %d bytes were compared, in %s.\n"
+	if v.Stopped && v.Done < v.Total {
+		text = "The comparison of %s was stopped: what was compared is equal, %d of %d bytes, in %s.\n"
+	}
 	_, err := fmt.Fprintf(out, text, mirror, v.Done, v.Total, v.Ended.Sub(v.Began).Round(time.Millisecond))
 	return err
 }

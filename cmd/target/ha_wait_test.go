@@ -38,6 +38,16 @@ func TestVerifiedByAnother(t *testing.T) {
 	}
 }
 
+// TestStoppedIsNotEqual: of copies whose comparison was stopped nobody is told that they are equal.
+func TestStoppedIsNotEqual(t *testing.T) {
+	for done, want := range map[int64]string{3: "was stopped: what was compared is equal, 3 of 8 bytes", 8: "The copies of disk are equal: 8 of 8 bytes"} {
+		var out strings.Builder
+		if err := writeVerified(&out, "disk", &mgmt.Verification{Stopped: true, Done: done, Total: 8}); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v: %s", err, out.String())
+		}
+	}
+}
+
 // TestDrainedToNobody: a node that is drained has handed over to another one, which does not know, or has left since. drain does not say that all is well before
 // somebody serves.
 func TestDrainedToNobody(t *testing.T) {
