@@ -137,3 +137,34 @@ func TestNotHeldForEver(t *testing.T) {
 		t.Errorf("%d commands are left behind the connection", h.q.live)
 	}
 }
+
+// goesOn begins long capsules one after the other, as others end, and wants command cid to end meanwhile.
+func (h *host) goesOn(cid uint16, gate *faulty.Gate) {
+	h.x.t.Helper()
+	for i := range 100 {
+		for _, a := range h.answersAfter(1, gate.Next) {
+			if a.Status != nvme.Success {
+				h.x.t.Fatal(a.Status)
+			}
+			if a.CID == cid {
+				return
+			}
+		}
+		if h.held == nil {
+			startLong(h, i%16)
+		}
+	}
+	h.x.t.Fatalf("command %d waits for memory, and %d bytes are for data that have come after it", cid, h.q.came)
+}
+
+// A Read, and a Write whose data are fetched, do not wait for ever beside long capsules that come one after the other.
+func TestOthersBesideLongCapsules(t *testing.T) {
+	_, h, s := newHolding(t)
+	gate := s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	defer gate.Release()
+	for i := range 16 { // all of the share
+		startLong(h, i)
+	}
+	h.goesOn(h.start(rw(nvme.Read, 2048), 1<<20, nil, false), gate)
+	h.goesOn(h.start(megabyte(5), 1<<20, fill(1<<20, 9), false), gate)
+}

@@ -78,22 +78,26 @@ func (q *Queue) tryLease(t *Task, n int) *mem.Lease {
 	if l != nil {
 		t.leased += mem.RoundUp(n)
 		q.leased += mem.RoundUp(n)
+		if t.InCapsule {
+			q.came += mem.RoundUp(n)
+		}
 	}
 	return l
 }
 
 // may reports whether n bytes more are within the queue's share; inCapsule: for data that have come. What is configured bounds it, except
 // for a lease that is all there is: it could never be had otherwise. The last quarter of the memory is for queues
-// that have none, for data that have come, and for commands that leave most of it to others.
+// that have none, and for commands that leave most of it to others. Half of the share is for data that have come, and half for the rest: while
+// nothing else waits, the former may have all of it.
 func (q *Queue) may(n int, inCapsule bool) bool {
 	share := q.node.cfg.MemoryPerConnection
 	switch size := mem.RoundUp(n); {
 	case inCapsule:
-		return q.leased+size <= share
+		return q.leased+size <= share && (len(q.hungry) == 0 || q.came+size <= share/2)
 	case q.leased == 0:
 		return q.node.leaves(n) || int64(size) <= q.node.pool.Free()/16
 	default:
-		return q.leased+size <= share/2 && q.node.leaves(n)
+		return q.leased+size <= share && q.leased-q.came+size <= share/2 && q.node.leaves(n)
 	}
 }
 
@@ -130,10 +134,6 @@ func (q *Queue) MemoryFree() {
 
 // feed resumes the tasks that wait for memory, first come, first served, as far as it goes.
 func (q *Queue) feed() {
-	if q.held != nil { // what it may have is not what the others wait for
-		q.queue(q.held)
-		q.awaken(false)
-	}
 	n, sum := 0, 0
 	for _, t := range q.hungry {
 		if sum += t.wanted; !q.may(sum, false) && (n > 0 || q.leased > 0) {
@@ -146,4 +146,8 @@ func (q *Queue) feed() {
 		q.awaken(false)
 	}
 	q.hungry = append(q.hungry[:0], q.hungry[n:]...)
+	if q.held != nil { // it has come behind them, and what it may have is not only what they wait for
+		q.queue(q.held)
+		q.awaken(false)
+	}
 }

@@ -52,6 +52,7 @@ type Queue struct {
 	hungry []*Task     // of tasks, waiting for memory; besides held
 	held   *Task       // of tasks: its data have come with it, and wait for memory; nothing behind them is read (Mover.Hold)
 	leased int         // bytes of I/O memory that tasks hold, as the pool counts them
+	came   int         // of leased: for data that have come with their commands
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
 	over   bool        // fail was called
@@ -403,6 +404,9 @@ func (q *Queue) answered(t *Task) {
 	}
 	t.to(taskGone)
 	q.leased -= t.leased
+	if t.InCapsule {
+		q.came -= t.leased
+	}
 	t.leased = 0
 	t.release()
 	switch {
@@ -602,7 +606,7 @@ func (q *Queue) settleEnd() {
 		q.ctrl.onlyFlushes()
 		return
 	}
-	invariant.Check(q.leased == 0 && len(q.tasks) == 0 && len(q.hungry) == 0 && q.held == nil, "nvmf: a queue without tasks holds something")
+	invariant.Check(q.leased == 0 && q.came == 0 && len(q.tasks) == 0 && len(q.hungry) == 0 && q.held == nil, "nvmf: a queue without tasks holds something")
 	q.to(queueGone)
 	if q.ctrl != nil {
 		q.ctrl.queueGone(q)
