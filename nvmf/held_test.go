@@ -168,3 +168,51 @@ func TestOthersBesideLongCapsules(t *testing.T) {
 	h.goesOn(h.start(rw(nvme.Read, 2048), 1<<20, nil, false), gate)
 	h.goesOn(h.start(megabyte(5), 1<<20, fill(1<<20, 9), false), gate)
 }
+
+// Nor does a Read of a queue that has no memory, beside queues whose long capsules could have all there is.
+func TestOtherQueuesBesideLongCapsules(t *testing.T) {
+	x, h, s := newHolding(t)
+	gate := s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	defer gate.Release()
+	_, id := x.adminThrough(1, 2, 0)
+	r := x.dialThrough(1, 2)
+	if a := r.connect(testHost, 1, id, 0); a.Status != nvme.Success {
+		t.Fatal(a.Status)
+	}
+	all := []*host{h}
+	for qid := range uint16(3) {
+		q := x.dial()
+		if a := q.connect(testHost, 2+qid, h.q.ctrl.id, 0); a.Status != nvme.Success {
+			t.Fatal(a.Status)
+		}
+		all = append(all, q)
+	}
+	send := func(i int) {
+		for _, q := range all {
+			q.q.Lock()
+			held := q.held != nil
+			q.q.Unlock()
+			if !held {
+				startLong(q, i%16)
+			}
+		}
+	}
+	for i := range 16 { // all of the share of each, and these are the whole pool
+		send(i)
+	}
+	read := func() bool {
+		r.q.Lock()
+		defer r.q.Unlock()
+		return len(r.take()) == 1
+	}
+	r.start(long(nvme.Read, 0), longCapsule, nil, false)
+	for i := range 200 {
+		if read() {
+			return
+		}
+		gate.Await(1)
+		gate.Next()
+		send(i)
+	}
+	t.Errorf("a Read waits for memory, of which %d bytes are free, while 200 Writes of others that have come later had some", x.pool.Free())
+}

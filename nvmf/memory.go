@@ -87,25 +87,36 @@ func (q *Queue) tryLease(t *Task, n int) *mem.Lease {
 
 // may reports whether n bytes more are within the queue's share; inCapsule: for data that have come. What is configured bounds it, except
 // for a lease that is all there is: it could never be had otherwise. The last quarter of the memory is for queues
-// that have none, and for commands that leave most of it to others. Half of the share is for data that have come, and half for the rest: while
-// nothing else waits, the former may have all of it.
+// that have none, for data that have come and cannot wait, and for commands that leave most of it to others.
 func (q *Queue) may(n int, inCapsule bool) bool {
 	share := q.node.cfg.MemoryPerConnection
 	switch size := mem.RoundUp(n); {
 	case inCapsule:
-		return q.leased+size <= share && (len(q.hungry) == 0 || q.came+size <= share/2)
+		return q.leased+size <= share && q.leavesWaiting(n)
 	case q.leased == 0:
-		return q.node.leaves(n) || int64(size) <= q.node.pool.Free()/16
+		return q.node.leaves(size) || int64(size) <= q.node.pool.Free()/16
 	default:
-		return q.leased+size <= share && q.leased-q.came+size <= share/2 && q.node.leaves(n)
+		return q.leased+size <= share && q.leased-q.came+size <= share/2 && q.node.leaves(size)
 	}
 }
 
-// leaves reports whether a lease of n bytes leaves a quarter of the memory that there is besides it. An idle pool gives any
+// leavesWaiting reports whether a lease of n bytes for data that have come leaves enough to others that wait. Half of the share is for such data, and half
+// for the rest: while nothing else waits, they may have all of it.
+func (q *Queue) leavesWaiting(n int) bool {
+	size := mem.RoundUp(n)
+	if len(q.hungry) > 0 {
+		if q.came+size > q.node.cfg.MemoryPerConnection/2 {
+			return false
+		}
+		size += mem.RoundUp(q.hungry[0].wanted)
+	}
+	return q.leased == 0 || q.node.leaves(size) || !q.mover.Transport().Holds || !q.mayHold(n)
+}
+
+// leaves reports whether a lease of size bytes leaves a quarter of the memory that there is besides it. An idle pool gives any
 // lease.
-func (n *Node) leaves(bytes int) bool {
-	size := int64(mem.RoundUp(bytes))
-	return n.pool.Free()-size >= (n.pool.Limit()-size)/4
+func (n *Node) leaves(size int) bool {
+	return n.pool.Free()-int64(size) >= (n.pool.Limit()-int64(size))/4
 }
 
 // hogTime is how long a host may take none of the answers that hold memory while that is scarce; seconds.
@@ -114,7 +125,7 @@ const hogTime = 5
 // hogs reports whether the queue keeps memory from others: its host takes no answers, and a command of some size would have to
 // do with the last quarter.
 func (q *Queue) hogs(now uint32) bool {
-	size := min(q.node.most, int(q.node.pool.Limit()/16))
+	size := mem.RoundUp(min(q.node.most, int(q.node.pool.Limit()/16)))
 	return q.unsent > 0 && now-q.moved > hogTime && !q.node.leaves(size)
 }
 
