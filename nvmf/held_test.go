@@ -216,3 +216,33 @@ func TestOtherQueuesBesideLongCapsules(t *testing.T) {
 	}
 	t.Errorf("a Read waits for memory, of which %d bytes are free, while 200 Writes of others that have come later had some", x.pool.Free())
 }
+
+// Data that have come and cannot wait have the last quarter of the memory, too: those before data that have memory, and those over a transport that
+// does not hold.
+func TestDataThatCannotWait(t *testing.T) {
+	t.Run("data behind them", func(t *testing.T) {
+		x, h, _ := newHolding(t)
+		late := h.start(megabyte(5), 1<<20, nil, false)
+		defer x.leave(1 << 20)()
+		startLong(h, 0)
+		if got := h.take(); len(got) != 1 || got[0].Status != nvme.Success {
+			t.Errorf("%v, held %v", got, h.held != nil)
+		}
+		h.bring(late, fill(1<<20, 9))
+	})
+	t.Run("no Hold", func(t *testing.T) {
+		store := later(t)
+		x := newTarget(t, store, false)
+		_, id := x.admin(0)
+		h := x.queue(id)
+		gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+		h.start(rw(nvme.Write, 8), 4096, fill(4096, 1), true)
+		defer x.leave(1 << 20)()
+		h.start(rw(nvme.Write, 8), 4096, fill(4096, 2), true)
+		if got := h.take(); len(got) != 0 {
+			gate.Release()
+			t.Fatal(got)
+		}
+		h.answersAfter(2, gate.Release)
+	})
+}

@@ -171,6 +171,19 @@ func (x *target) starve() (feed func()) {
 	}
 }
 
+// leave has somebody take I/O memory until n bytes are left.
+func (x *target) leave(n int64) (feed func()) {
+	var all []*mem.Lease
+	for x.pool.Free() > n {
+		all = append(all, x.pool.Lease(mem.PageSize))
+	}
+	return func() {
+		for _, l := range all {
+			l.Release()
+		}
+	}
+}
+
 // later is a store that lends no memory, so that each write needs a lease.
 func later(t *testing.T) *faulty.Store {
 	inner, err := memory.New(diskSize)
