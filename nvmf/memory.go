@@ -1,6 +1,8 @@
 package nvmf
 
 import (
+	"slices"
+
 	"oneshot/internal/invariant"
 	"oneshot/mem"
 	"oneshot/nvme"
@@ -11,16 +13,18 @@ import (
 // where that could last for ever the host is told to try again later.
 func (q *Queue) lease(t *Task, n int) *mem.Lease {
 	invariant.Check(n <= q.node.most, "nvmf: a command waits for memory that it can never have")
-	l := q.tryLease(t, n)
-	if l == nil && q.leased == 0 {
-		// Nothing of its own comes back: it waits for what others give back.
-		q.node.pool.Notify(q)
+	var l *mem.Lease
+	if t.InCapsule || t.wanted > 0 || len(q.hungry) == 0 { // else it waits behind those that have come before
 		l = q.tryLease(t, n)
+		if l == nil && q.leased == 0 {
+			// Nothing of its own comes back: it waits for what others give back.
+			q.node.pool.Notify(q)
+			l = q.tryLease(t, n)
+		}
 	}
 	switch {
-	case l != nil && q.held == t:
-		q.held = nil
 	case l != nil:
+		q.sated(t)
 	case t.InCapsule && q.mayHold(n) && q.mover.Hold(t):
 		q.held = t
 	case t.InCapsule:
@@ -30,6 +34,18 @@ func (q *Queue) lease(t *Task, n int) *mem.Lease {
 		t.wanted = n
 	}
 	return l
+}
+
+// sated takes t out of those that wait for memory.
+func (q *Queue) sated(t *Task) {
+	switch {
+	case t.wanted > 0:
+		t.wanted = 0
+		at := slices.Index(q.hungry, t)
+		q.hungry = slices.Delete(q.hungry, at, at+1)
+	case q.held == t:
+		q.held = nil
+	}
 }
 
 // mayHold reports whether n bytes come free though nothing more of the host's is read: commands give back memory that do not wait for data of the host, and if the
@@ -145,18 +161,14 @@ func (q *Queue) MemoryFree() {
 
 // feed resumes the tasks that wait for memory, first come, first served, as far as it goes.
 func (q *Queue) feed() {
-	n, sum := 0, 0
-	for _, t := range q.hungry {
-		if sum += t.wanted; !q.may(sum, false) && (n > 0 || q.leased > 0) {
+	sum := 0
+	for i, t := range q.hungry {
+		if sum += t.wanted; !q.may(sum, false) && (i > 0 || q.leased > 0) {
 			break
 		}
-		t.wanted = 0
-		q.hungry[n] = nil
-		n++
 		q.queue(t)
 		q.awaken(false)
 	}
-	q.hungry = append(q.hungry[:0], q.hungry[n:]...)
 	if q.held != nil { // it has come behind them, and what it may have is not only what they wait for
 		q.queue(q.held)
 		q.awaken(false)

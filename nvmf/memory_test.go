@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"oneshot/backend"
+	"oneshot/backend/faulty"
 	"oneshot/nvme"
 )
 
@@ -64,4 +66,25 @@ func TestHogsAreDropped(t *testing.T) {
 		}
 		h.q.Unlock()
 	}
+}
+
+// A command that waits for much memory does not wait for ever beside others that come later and take less.
+func TestFirstComeFirstServed(t *testing.T) {
+	_, h, s := newHolding(t)
+	gate := s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Read}})
+	defer gate.Release()
+	small := func() { h.start(rw(nvme.Read, 128), 64<<10, nil, false) }
+	for range 30 { // all but a bit of what Reads may have
+		small()
+	}
+	large := h.start(rw(nvme.Read, 2048), 1<<20, nil, false)
+	for range 200 {
+		for _, a := range h.answersAfter(1, gate.Next) {
+			if a.CID == large {
+				return
+			}
+		}
+		small()
+	}
+	t.Errorf("a Read waits for memory while 200 that have come later had some")
 }

@@ -409,13 +409,7 @@ func (q *Queue) answered(t *Task) {
 	}
 	t.leased = 0
 	t.release()
-	switch {
-	case t.wanted > 0:
-		t.wanted = 0
-		q.hungry = slices.DeleteFunc(q.hungry, func(h *Task) bool { return h == t })
-	case q.held == t:
-		q.held = nil
-	}
+	q.sated(t)
 	if !t.queued.Queued() { // else it is still in q.ready: Resume gives it back
 		q.recycle(t)
 	}
