@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"encoding/binary"
+	"fmt"
 	"testing"
 
 	"oneshot/backend"
@@ -331,4 +332,37 @@ func TestMemoryBehindOneThatHangs(t *testing.T) {
 	if got := r.take(); got != "answer 10" {
 		t.Errorf("in the end: %q", got)
 	}
+}
+
+// A command that waits for much memory does not wait for ever beside others that come later and take less.
+func TestFirstComeFirstServed(t *testing.T) {
+	inner, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := faulty.New(inner, 1)
+	n, c, r := sessionOn(t, store)
+	command(c, 9, first, false, testUnitReady, 0)
+	n.cfg.MemoryPerConnection = 96 << 10
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Read}})
+	defer gate.Release()
+	const much = 1000 // the tag of the one that waits
+	sn := first
+	for itt := range uint32(3) { // all memory
+		sn++
+		read(c, 10+itt, sn, 32<<10)
+	}
+	sn++
+	read(c, much, sn, 64<<10)
+	r.take()
+	for itt := range uint32(50) {
+		gate.Await(1)
+		gate.Next()
+		if r.take() == fmt.Sprintf("answer %d", much) {
+			return
+		}
+		sn++
+		read(c, 20+itt, sn, 32<<10)
+	}
+	t.Error("a READ waits for memory while 50 that have come later had some")
 }

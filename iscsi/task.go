@@ -232,10 +232,7 @@ func (c *Conn) free(t *Task) {
 	c.working -= t.working
 	t.leased, t.working = 0, 0
 	t.Release()
-	if t.wanted > 0 {
-		t.wanted = 0
-		c.hungry = slices.DeleteFunc(c.hungry, func(h *Task) bool { return h == t })
-	}
+	c.sated(t)
 	if t.queued.Queued() {
 		return // still in c.ready: resume frees it
 	}
@@ -343,27 +340,41 @@ func mostLease(pool int64, share int) int {
 // waiting for other memory, so that what is at work comes back. One that asks again has given back what it had.
 func (c *Conn) lease(t *Task, n int) *mem.Lease {
 	invariant.Check(n <= c.node.most, "iscsi: a command waits for memory that it can never have")
+	again := t.working > 0
 	c.leased -= t.working
 	c.working -= t.working
 	t.leased, t.working = t.leased-t.working, 0
-	l := c.tryLease(t, n, c.mayWork(n))
-	if l == nil && c.working == 0 {
-		if t.leased > 0 { // its data is here, and keeps memory from others
-			c.Refuse(t)
-			return nil
-		}
-		// Nothing of its own comes back: it waits for what others give back.
-		c.node.pool.Notify(c)
+	var l *mem.Lease
+	if again || t.wanted > 0 || t.leased > 0 || len(c.hungry) == 0 { // else it waits behind those that have come before
 		l = c.tryLease(t, n, c.mayWork(n))
+		if l == nil && c.working == 0 {
+			if t.leased > 0 { // its data is here, and keeps memory from others
+				c.Refuse(t)
+				return nil
+			}
+			// Nothing of its own comes back: it waits for what others give back.
+			c.node.pool.Notify(c)
+			l = c.tryLease(t, n, c.mayWork(n))
+		}
 	}
 	if l != nil {
 		t.working += mem.RoundUp(n)
 		c.working += mem.RoundUp(n)
+		c.sated(t)
 	} else if t.wanted == 0 {
 		c.hungry = append(c.hungry, t)
 		t.wanted = n
 	}
 	return l
+}
+
+// sated takes t out of those that wait for memory.
+func (c *Conn) sated(t *Task) {
+	if t.wanted > 0 {
+		t.wanted = 0
+		at := slices.Index(c.hungry, t)
+		c.hungry = slices.Delete(c.hungry, at, at+1)
+	}
 }
 
 // TryLease is Lease for the mover's own needs: nil means no, and nothing comes later.
@@ -437,16 +448,12 @@ func (c *Conn) MemoryFree() {
 
 // feed resumes the tasks that wait for memory, first come, first served, as far as it goes.
 func (c *Conn) feed() {
-	n, sum := 0, 0
-	for _, t := range c.hungry {
-		if sum += t.wanted; !c.mayWork(sum) && (n > 0 || c.working > 0) {
+	sum := 0
+	for i, t := range c.hungry {
+		if sum += t.wanted; !c.mayWork(sum) && (i > 0 || c.working > 0) {
 			break
 		}
-		t.wanted = 0
-		c.hungry[n] = nil
-		n++
 		c.queue(t)
 		c.awaken(false)
 	}
-	c.hungry = append(c.hungry[:0], c.hungry[n:]...)
 }
