@@ -388,6 +388,18 @@ func (c *Controller) Do(ctx context.Context, n int, list ...*Command) error {
 // Admin executes an admin command as Do does.
 func (c *Controller) Admin(ctx context.Context, x *Command) error { return c.queues[0].do(ctx, x) }
 
+// Abort asks the controller to end a command of I/O queue n that was started, and reports whether it says that it has (NVMe Base 2.0 §5.1). The
+// command ends with its Done in any case. One that waits for a slot of the queue, or has ended, is not asked for.
+func (c *Controller) Abort(ctx context.Context, n int, x *Command) (bool, error) {
+	cid, ok := c.queues[n+1].named(x)
+	if !ok {
+		return false, nil
+	}
+	a := &Command{Opcode: nvme.AdminAbort, DWords: [6]uint32{uint32(cid)<<16 | uint32(n+1)}}
+	err := c.Admin(ctx, a)
+	return err == nil && a.CQE.DW0&1 == 0, err
+}
+
 // Close shuts the controller down, which has it make durable what was written, and ends its queues. An error says that it could not be
 // shut down; of a controller that was known to be lost before none is told.
 func (c *Controller) Close() error {

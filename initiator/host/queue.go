@@ -294,6 +294,13 @@ func (q *queue) find(cid uint16) *Command {
 	return nil
 }
 
+// named returns the CID with which x is under way.
+func (q *queue) named(x *Command) (cid uint16, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return x.cid, q.find(x.cid) == x
+}
+
 // answered ends a command, which gives up its slot.
 func (q *queue) answered(x *Command) {
 	i := x.cid & (1<<slotBits - 1)

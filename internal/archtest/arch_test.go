@@ -92,6 +92,7 @@ var rules = []rule{
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "transport/bytestream", "internal/iov", "internal/stream", "mem"}},
 	// Controllers know volumes, and nothing of SCSI.
 	{pkg: "nvmf", may: []string{"nvme", "nvme/auth", "volume", "volume/access", "backend", "internal/baton", "internal/door", "internal/iostat", "internal/owed", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
+	{pkg: "nvmf/movertest", may: []string{"nvmf", "nvme", "volume", "backend", "backend/**", "internal/door", "internal/rounds", "mem"}}, // looks at movers from both sides
 	{pkg: "transport/nvmetcp", may: []string{"nvmf", "nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
 	{pkg: "transport/nvmerdma", may: []string{"nvmf", "nvme", "nvme/rdma/cm", "transport/queuepair", "transport/rdma", "transport/rdma/manager", "internal/iov", "mem"}, not: sockets[1:]},
 	{pkg: "transport/nvmetcp/nvmetest", may: []string{"nvme", "nvme/tcp/pdu"}},

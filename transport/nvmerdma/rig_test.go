@@ -17,6 +17,7 @@ import (
 	"oneshot/nvme"
 	"oneshot/nvme/rdma/cm"
 	"oneshot/nvmf"
+	"oneshot/nvmf/movertest"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 	"oneshot/transport/rdma/local"
@@ -24,10 +25,10 @@ import (
 )
 
 const (
-	subNQN  = "nqn.2026-11.com.example:disk"
+	subNQN  = movertest.NQN
 	hostNQN = "nqn.2026-11.com.example:host"
 	size    = 8 << 20
-	depth   = 64
+	depth   = movertest.Depth
 
 	readTimeout = time.Minute
 )
@@ -140,29 +141,38 @@ func newRig(t testing.TB, device rdma.Device, addr string, cfg rigConfig) *rig {
 	}
 	node, pool, sub, end := newNode(t, cfg)
 	r := &rig{Node: node, t: t, sub: sub, device: device, store: cfg.store, pool: pool}
+	stop := r.listen(addr)
+	t.Cleanup(func() {
+		patience, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		check(t, r.Shutdown(patience))
+		stop()
+		end()
+	})
+	return r
+}
+
+// listen has a target serve the node, through the device, until stop is called, when no connection is left.
+func (r *rig) listen(addr string) (stop func()) {
+	r.t.Helper()
 	var err error
-	r.target, err = NewTarget(Config{Node: node, Device: device, Pool: pool, Logger: slog.New(slog.DiscardHandler)})
-	check(t, err)
-	l, err := device.Listen(addr)
-	check(t, err)
+	r.target, err = NewTarget(Config{Node: r.Node, Device: r.device, Pool: r.pool, Logger: slog.New(slog.DiscardHandler)})
+	check(r.t, err)
+	l, err := r.device.Listen(addr)
+	check(r.t, err)
 	r.addr = l.Addr().String()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := r.target.Serve(l, 1); err != nil {
-			t.Error(err)
+			r.t.Error(err)
 		}
 	})
-	t.Cleanup(func() {
-		check(t, l.Close())
+	return func() {
+		check(r.t, l.Close())
 		wg.Wait()
-		patience, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		check(t, r.Shutdown(patience))
-		check(t, r.target.Close())
-		check(t, device.Close())
-		end()
-	})
-	return r
+		check(r.t, r.target.Close())
+		check(r.t, r.device.Close())
+	}
 }
 
 // contents reads what the medium has, past the node.
@@ -208,7 +218,7 @@ const (
 	sendLen      = 8 << 10
 	sendOff      = hostReceives * answerLen
 	dataOff      = 1 << 20
-	dataLen      = 2 << 20
+	dataLen      = 8 << 20
 )
 
 // dial asks for a connection, with that private data.
@@ -281,11 +291,16 @@ func (h *host) canInvalidate() bool {
 
 // receive posts a receive.
 func (h *host) receive(i int) {
+	h.t.Helper()
+	check(h.t, h.tryReceive(i))
+}
+
+// tryReceive is receive; it fails when the connection is over.
+func (h *host) tryReceive(i int) error {
 	h.sgl[0] = rdma.SGE{Bytes: h.region.Bytes()[i*answerLen:][:answerLen], Region: h.region}
 	h.rs[0] = rdma.Receive{ID: uint64(i), SGL: h.sgl[:]}
-	if _, err := h.qp.PostReceive(h.rs[:]); err != nil {
-		h.t.Fatal(err)
-	}
+	_, err := h.qp.PostReceive(h.rs[:])
+	return err
 }
 
 // request is what a host says of a queue.
@@ -338,14 +353,18 @@ func rw(op nvme.Opcode, lba uint64, n int) nvme.Command {
 // send sends a message.
 func (h *host) send(message []byte) {
 	h.t.Helper()
+	check(h.t, h.trySend(message))
+}
+
+// trySend is send; it fails when the connection is over.
+func (h *host) trySend(message []byte) error {
 	b := h.region.Bytes()[sendOff+h.sends%sendSlots*sendLen:][:len(message)]
 	h.sends++
 	copy(b, message)
 	h.sgl[0] = rdma.SGE{Bytes: b, Region: h.region}
 	h.ws[0] = rdma.Work{ID: 1 << 32, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: h.sgl[:]}
-	if _, err := h.qp.Post(h.ws[:]); err != nil {
-		h.t.Fatal(err)
-	}
+	_, err := h.qp.Post(h.ws[:])
+	return err
 }
 
 // key names the first n bytes of data.
