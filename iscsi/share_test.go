@@ -303,14 +303,21 @@ func TestSecondLeaseIsWaitedFor(t *testing.T) {
 	}
 }
 
-// What waits for memory does not wait for a command whose store does not return it.
-func TestMemoryBehindOneThatHangs(t *testing.T) {
+// sessionOnFaulty is session with a disk whose store hangs or fails as it is told.
+func sessionOnFaulty(t testing.TB) (*Node, *Conn, *recorder, *faulty.Store) {
+	t.Helper()
 	inner, err := memory.New(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	store := faulty.New(inner, 1)
 	n, c, r := sessionOn(t, store)
+	return n, c, r, store
+}
+
+// What waits for memory does not wait for a command whose store does not return it.
+func TestMemoryBehindOneThatHangs(t *testing.T) {
+	n, c, r, store := sessionOnFaulty(t)
 	command(c, 9, first, false, testUnitReady, 0)
 	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
 	command(c, 10, first+1, false, write1(), 512)
@@ -336,12 +343,7 @@ func TestMemoryBehindOneThatHangs(t *testing.T) {
 
 // A command that waits for much memory does not wait for ever beside others that come later and take less.
 func TestFirstComeFirstServed(t *testing.T) {
-	inner, err := memory.New(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	store := faulty.New(inner, 1)
-	n, c, r := sessionOn(t, store)
+	n, c, r, store := sessionOnFaulty(t)
 	command(c, 9, first, false, testUnitReady, 0)
 	n.cfg.MemoryPerConnection = 96 << 10
 	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Read}})

@@ -72,7 +72,7 @@ func (m *moving) leaveUnlinked(names []string) {
 		return
 	}
 	log := m.s.log.With("mirror", m.s.name, "interfaces", strings.Join(names, ", "))
-	why := []error{errors.New("no other copy is in sync, and its node fit to serve")}
+	var why []error
 	for id := range m.s.ready(&st, m.s.member).All() {
 		to := m.s.nodeName(id)
 		err := m.leaveTo(to)
@@ -82,8 +82,11 @@ func (m *moving) leaveUnlinked(names []string) {
 		}
 		why = append(why, err)
 	}
+	if len(why) == 0 {
+		why = append(why, errors.New("no other copy is in sync, and its node fit to serve"))
+	}
 	if _, ok := m.cut.Pass(time.Minute); ok {
-		log.Error("the interface for the addresses of a mirror has no link, and no other node can serve it now", "reason", errors.Join(why[min(1, len(why)-1):]...))
+		log.Error("the interface for the addresses of a mirror has no link, and no other node can serve it now", "reason", errors.Join(why...))
 	}
 }
 

@@ -39,6 +39,16 @@ func Seed(t testing.TB) uint64 {
 	return seed
 }
 
+// Ways are the ways in which stores answer: at once, and lending their memory if the inner one does; or later, in any order. Those of the second are *Store.
+var Ways = map[string]func(t testing.TB, inner backend.Store) backend.Store{
+	"lends": func(_ testing.TB, inner backend.Store) backend.Store { return inner },
+	"later": func(t testing.TB, inner backend.Store) backend.Store {
+		s := New(inner, Seed(t))
+		s.Shuffle()
+		return s
+	},
+}
+
 // Match says which operations a fault meets. The zero value is every operation.
 type Match struct {
 	Kinds    []backend.Kind // nil: all

@@ -545,7 +545,7 @@ func TestVerifyLosesACopy(t *testing.T) {
 			_, err := a.mirror.Verify(t.Context(), false, 0)
 			ended <- err
 		}()
-		time.Sleep(3 * time.Second)
+		synctest.Wait() // until it waits for the time of the next granule
 		b.kill()
 		l.alone(a)
 		if err := <-ended; !isLeft(err) {

@@ -94,8 +94,8 @@ func TestStreamEndsWhileTheDiskIsBusy(t *testing.T) {
 			_, err := a.Put(l.ctx(), Key{KindUnit, "x"}, 0, nil)
 			ended <- err
 		}()
-		for a.saving.Load() == nil {
-			time.Sleep(time.Millisecond)
+		if synctest.Wait(); a.saving.Load() == nil {
+			t.Fatal("nothing waits for the disk")
 		}
 		began := time.Now()
 		if err := c.Close(); err != nil {

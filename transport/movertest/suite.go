@@ -72,21 +72,11 @@ func Run(t *testing.T, start Start) {
 		{"Text", textKeys},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for name, open := range stores {
+			for name, open := range faulty.Ways { // a gate of a store that lends holds nothing
 				t.Run(name, func(t *testing.T) { c.f(newBench(t, start, open)) })
 			}
 		})
 	}
-}
-
-// stores are the ways in which a store answers. A gate of a store that lends holds nothing.
-var stores = map[string]func(t testing.TB, m *memory.Store) backend.Store{
-	"lends": func(_ testing.TB, m *memory.Store) backend.Store { return m },
-	"later": func(t testing.TB, m *memory.Store) backend.Store {
-		s := faulty.New(m, faulty.Seed(t))
-		s.Shuffle()
-		return s
-	},
 }
 
 // bench is a node with one disk, and the movers that serve it.
@@ -100,7 +90,7 @@ type bench struct {
 }
 
 // newBench returns a bench. When the test ends nothing may be left.
-func newBench(t *testing.T, start Start, open func(testing.TB, *memory.Store) backend.Store) *bench {
+func newBench(t *testing.T, start Start, open func(testing.TB, backend.Store) backend.Store) *bench {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	b := &bench{T: t, pool: mem.NewPool(poolSize), disk: scsi.NewTarget(scsi.TargetConfig{Name: iqn})}
