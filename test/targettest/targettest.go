@@ -39,6 +39,7 @@ import (
 
 const (
 	startTimeout = 30 * time.Second // a race build on a busy machine
+	tryTimeout   = 5 * time.Second  // a portal of this machine accepts or refuses at once
 	stopTimeout  = 60 * time.Second // the daemon finishes its commands and syncs its stores
 	pollInterval = 5 * time.Millisecond
 )
@@ -363,27 +364,33 @@ func startProcess(binary string, log *logBuffer, args ...string) (*process, erro
 	return p, nil
 }
 
-// await returns when addr accepts a connection, and none is left.
+// await returns when addr accepts a connection, and none is left. Only a try that begins behind the deadline says that it is over: a
+// process that did not run for that long, or a try that hung, is no daemon that does not listen.
 func (p *process) await(network, addr string) error {
-	timeout := time.NewTimer(startTimeout)
-	defer timeout.Stop()
+	dialer := net.Dialer{Timeout: tryTimeout}
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
-	for {
-		conn, err := net.Dial(network, addr)
+	start := time.Now()
+	var longest time.Duration // a try and the pause behind it
+	for tries := 1; ; tries++ {
+		began := time.Now()
+		conn, err := dialer.Dial(network, addr)
 		if err == nil {
 			if err := letGo(conn); err != nil {
 				return fmt.Errorf("targettest: a connection to %s that has ended: %w", addr, err)
 			}
 			return nil
 		}
+		if began.Sub(start) > startTimeout {
+			return fmt.Errorf("targettest: the daemon does not listen on %s (%d tries in %v, the longest took %v): %w",
+				addr, tries, time.Since(start), longest, err)
+		}
 		select {
 		case <-p.exited:
 			return fmt.Errorf("targettest: the daemon ended (%v) before it listened on %s", p.cmd.ProcessState, addr)
-		case <-timeout.C:
-			return fmt.Errorf("targettest: the daemon does not listen on %s: %w", addr, err)
 		case <-tick.C:
 		}
+		longest = max(longest, time.Since(began))
 	}
 }
 
