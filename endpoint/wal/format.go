@@ -9,7 +9,7 @@ import (
 
 // A segment begins with a block that describes it. Numbers are big-endian.
 //
-//	 0  16  "oneshot log 1\n", 2 octets 0
+//	 0  16  "oneshot log 2\n", 2 octets 0; "oneshot log 1\n" in a log whose entries do not say where batches begin
 //	16   4  block: what headers and entries are padded to
 //	20   4  segments of the log
 //	24   8  bytes of a segment
@@ -22,20 +22,23 @@ import (
 //
 // Entries follow, each at a multiple of the block, until one does not parse.
 //
-//	 0   4  length of what follows the sequence; of a mark, length | 1<<31
+//	 0   4  length of what follows the sequence; of a mark, length | 1<<31; of the first entry of a batch, length | 1<<30
 //	 4   4  CRC32C of the epoch, 8 octets, the length, the sequence, and what follows it
 //	 8   8  sequence: the LSN of a record; of a mark, that of the next record
 //	16      payload; of a mark: epoch from here on, oldest serial, LSN below which records are not needed
 const (
-	magic      = "oneshot log 1\n\x00\x00"
+	magic      = "oneshot log 2\n\x00\x00"
+	magic1     = "oneshot log 1\n\x00\x00"
 	headerSize = 76
 	entrySize  = 16
 	markSize   = 24
 	markBit    = 1 << 31
+	firstBit   = 1 << 30
 )
 
 // header describes a segment.
 type header struct {
+	batches  bool // entries say where batches begin
 	block    uint32
 	segments uint32
 	segment  uint64
@@ -52,6 +55,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func (h *header) put(b []byte) {
 	clear(b)
 	copy(b, magic)
+	if !h.batches {
+		copy(b, magic1)
+	}
 	binary.BigEndian.PutUint32(b[16:], h.block)
 	binary.BigEndian.PutUint32(b[20:], h.segments)
 	for i, v := range []uint64{h.segment, h.serial, h.epoch, h.first, h.oldest, h.needed} {
@@ -75,7 +81,8 @@ func parseHeader(b []byte) (h header, err error) {
 	if blank {
 		return h, errBlank
 	}
-	if string(b[:len(magic)]) != magic || binary.BigEndian.Uint32(b[headerSize-4:]) != crc32.Checksum(b[:headerSize-4], castagnoli) {
+	h.batches = string(b[:len(magic)]) == magic
+	if !h.batches && string(b[:len(magic)]) != magic1 || binary.BigEndian.Uint32(b[headerSize-4:]) != crc32.Checksum(b[:headerSize-4], castagnoli) {
 		return h, errForeign
 	}
 	h.block, h.segments = binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:])
@@ -95,6 +102,7 @@ func (h *header) place() uint64 { return (h.serial - 1) % uint64(h.segments) }
 // entry is what parseEntry finds.
 type entry struct {
 	mark    bool
+	first   bool   // of a batch
 	payload []byte // aliases what was parsed
 }
 
@@ -122,7 +130,7 @@ func putEntry(b []byte, epoch, seq uint64, length uint32, payload []byte) {
 // entryLength returns how many octets the entry at b has, without padding, if it is one.
 func entryLength(b []byte) (n int64, mark bool) {
 	v := binary.BigEndian.Uint32(b)
-	return entrySize + int64(v&^markBit), v&markBit != 0
+	return entrySize + int64(v&^(markBit|firstBit)), v&markBit != 0
 }
 
 // entrySequence returns the sequence of the entry at b, if it is one.
@@ -138,7 +146,7 @@ func parseEntry(b []byte, epoch, seq uint64) (e entry, ok bool) {
 	if binary.BigEndian.Uint32(b[4:]) != checksum(epoch, b[:n]) {
 		return e, false
 	}
-	return entry{mark, b[entrySize:n:n]}, true
+	return entry{mark, binary.BigEndian.Uint32(b)&firstBit != 0, b[entrySize:n:n]}, true
 }
 
 // mark is the payload of a mark.

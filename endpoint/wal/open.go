@@ -11,7 +11,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// DamagedError says that records are missing that were acknowledged.
+// DamagedError says that records are missing that were acknowledged: something that was written after them is there.
 type DamagedError struct {
 	Segment uint64 // serial
 	Off     int64  // bytes, in the partition: where the next entry should be
@@ -27,8 +27,9 @@ func (e *DamagedError) Error() string {
 var ErrShared = errors.New("wal: open the endpoint with Options.Sole: otherwise what an earlier life of the program has sent may be written late, over records of this one")
 
 // Open opens the log in the partition e, or makes one; ctx is for that alone. e was opened with Options.Sole (ErrShared). Until the
-// log is closed only the log uses Post, Poll and Wait of e; others may use the rest, but must not write to the partition. A log of which
-// acknowledged records are missing is a *DamagedError. Close does not close e.
+// log is closed only the log uses Post, Poll and Wait of e; others may use the rest, but must not write to the partition. Close does not close e.
+//
+// A log of which acknowledged records are missing is a *DamagedError, if they are not of the last batch (see Damage in the comment of the package).
 func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	if !e.Sole() {
 		return nil, ErrShared
@@ -95,6 +96,7 @@ func (l *Log) prepare(ctx context.Context, o Options) error {
 	}
 	l.maxEntry = min(maxEntry, l.segment-3*l.block)
 	if len(headers) == 0 {
+		l.batches = true
 		var b [8]byte
 		_, _ = rand.Read(b[:])                       // never fails
 		l.epoch = binary.BigEndian.Uint64(b[:]) >> 2 // there is room to count
@@ -162,14 +164,14 @@ func (l *Log) headers(ctx context.Context, i rdma.Endpoint, o Options) (map[uint
 	if int64(found.block)%int64(i.Unit) != 0 || uint64(i.Size)/found.segment < uint64(found.segments) {
 		return nil, fmt.Errorf("wal: the log needs %d segments of %d bytes in blocks of %d, and the partition has %d bytes in blocks of %d", found.segments, found.segment, found.block, i.Size, i.Unit)
 	}
-	l.block, l.segment, l.segments = int64(found.block), int64(found.segment), uint64(found.segments)
+	l.block, l.segment, l.segments, l.batches = int64(found.block), int64(found.segment), uint64(found.segments), found.batches
 	headers := make(map[uint64]header)
 	for n := range l.segments {
 		if err := l.e.ReadAt(ctx, l.reader.buf[:l.block], int64(n)*l.segment); err != nil {
 			return nil, err
 		}
 		h, err := parseHeader(l.reader.buf[:l.block])
-		if err == nil && h.place() == n && h.block == found.block && h.segments == found.segments && h.segment == found.segment {
+		if err == nil && h.place() == n && h.batches == found.batches && h.block == found.block && h.segments == found.segments && h.segment == found.segment {
 			headers[h.serial] = h
 		}
 	}
@@ -236,6 +238,11 @@ func (l *Log) recover(ctx context.Context, headers map[uint64]header) error {
 		}
 		return &DamagedError{missing, l.start(missing), c.next, "the segment has no header"}
 	}
+	if at, err := l.reader.later(ctx, c); err != nil {
+		return err
+	} else if at != nil {
+		return &DamagedError{c.segment.serial, l.start(c.segment.serial) + c.pos, c.next, fmt.Sprintf("something else stands there, though at byte %d stands what was written later", l.start(at.segment.serial)+at.pos)}
+	}
 	if l.oldest > last {
 		return &DamagedError{last, l.start(last), c.next, fmt.Sprintf("a mark before it frees segments up to %d, which there never were", l.oldest-1)}
 	}
@@ -295,18 +302,72 @@ func (r *reader) entry(ctx context.Context, c *cursor) (*entry, error) {
 	return &e, nil
 }
 
+// later returns the place of an entry behind the end of the log, c, that was written when what is missing at c was durable; nil: there is
+// none. A crash leaves nothing like it, for it tears only the last batch, which begins at c or before.
+func (r *reader) later(ctx context.Context, c cursor) (*cursor, error) {
+	l, at := r.l, c
+	for {
+		if at.pos += l.block; at.pos+l.block > l.segment {
+			if at.segment != c.segment || c.pos+l.maxEntry+2*l.block <= l.segment { // there is room: the next one was not begun
+				return nil, nil
+			}
+			at.segment.serial, at.pos = c.segment.serial+1, l.block
+		}
+		n := l.block
+		if !r.holds(&at, n) {
+			n = min(maxEntry, l.segment-at.pos)
+		}
+		b, err := r.at(ctx, &at, n)
+		if isUnreadable(err) {
+			at.pos += n - l.block
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		seq := entrySequence(b)
+		if seq < c.next || seq-c.next > uint64(2*l.segment/l.block) {
+			continue
+		}
+		for _, epoch := range []uint64{c.epoch, c.epoch + 1} {
+			behind := at
+			behind.epoch, behind.next = epoch, seq
+			e, err := r.entry(ctx, &behind)
+			switch {
+			case err != nil && !isUnreadable(err):
+				return nil, err
+			case e == nil:
+			case e.first, at.segment != c.segment, behind.pos > c.pos+batchSize,
+				behind.epoch != c.epoch: // it follows the mark that begins the epoch, or is that: such a mark is a batch
+				return &at, nil
+			}
+		}
+	}
+}
+
+// isUnreadable reports whether the medium cannot read.
+func isUnreadable(err error) bool {
+	e, ok := errors.AsType[*endpoint.Error](err)
+	return ok && e.Status == rdma.StatusMedium
+}
+
+// holds reports whether n octets from c on are in the buffer.
+func (r *reader) holds(c *cursor, n int64) bool {
+	off := r.l.start(c.segment.serial) + c.pos
+	return r.off <= off && off+n <= r.off+r.n
+}
+
 // at returns n octets from c on.
 func (r *reader) at(ctx context.Context, c *cursor, n int64) ([]byte, error) {
 	l := r.l
 	off := l.start(c.segment.serial) + c.pos
-	if off < r.off || off+n > r.off+r.n {
+	if !r.holds(c, n) {
 		want := min(int64(len(r.buf)), l.segment-c.pos)
 		read := l.e.ReadAt
 		if r.renews {
 			read = l.readAt
 		}
 		err := read(ctx, r.buf[:want], off)
-		if e, ok := errors.AsType[*endpoint.Error](err); ok && e.Status == rdma.StatusMedium && want > n {
+		if isUnreadable(err) && want > n {
 			want = n // what cannot be read may lie behind the end of the log
 			err = read(ctx, r.buf[:want], off)
 		}

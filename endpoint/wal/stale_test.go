@@ -26,20 +26,7 @@ func cutAfter(t *testing.T, disk *backendtest.Disk, l *Log, keep []int, batch ..
 		}
 		return nil
 	}
-	l.mu.Lock() // so that all of them are one batch
-	var waits []Wait
-	for _, p := range batch {
-		size := l.padded(entrySize + int64(len(p)))
-		must(t, l.makeRoom(size, false))
-		putEntry(l.take(size), l.epoch, l.next, uint32(len(p)), []byte(p))
-		l.open.last = l.next
-		waits = append(waits, Wait{l: l, lsn: l.next})
-		l.next++
-	}
-	l.mu.Unlock()
-	for _, w := range waits {
-		must(t, w.Wait())
-	}
+	appendBatch(t, l, batch...)
 	disk.Durable = nil
 	if image == nil {
 		t.Fatal("there was no batch")

@@ -32,9 +32,19 @@
 //   - What a crash has left behind a hole would have the right sequence as soon as the hole is filled. So each
 //     time that a log is opened its entries get another epoch. The first thing that is written is a mark with
 //     the new epoch, and it is durable before anything is written in that epoch.
-//   - A header is durable before anything is written to its segment, and is written when all before it is
-//     durable. So if a segment follows, everything before it has to be there; otherwise the log is damaged, and
-//     Open says so instead of forgetting records.
+//
+// # Damage
+//
+// A crash tears the last batch only, and that proves nothing: it may have been acknowledged or not. What is missing before something that a
+// later batch has written was durable. Then the log is damaged, and Open says so (DamagedError) instead of forgetting records. It finds
+// a later batch by
+//
+//   - a header: it is durable before anything is written to its segment, and is written when all before it is durable;
+//   - an entry, up to the end of the segment or in the next one, that says that it is the first of its batch, or that is of the next epoch;
+//   - an entry that ends more than batchSize behind the hole, for no batch is longer. Of the entries of one epoch nothing else tells in logs of
+//     the first version, which do not say where batches begin. A log keeps its version until somebody makes another one in its place.
+//
+// So damage in the last batch is taken for the end of the log.
 //
 // # One life at a time
 //
@@ -105,6 +115,7 @@ type Log struct {
 	segment  int64
 	segments uint64
 	maxEntry int64
+	batches  bool // entries say where batches begin
 
 	reading sync.Mutex // held by Replay; guards the two below
 	reader  reader
@@ -192,7 +203,7 @@ func (w Wait) Wait() error {
 // Append itself waits if more than a batch has been appended while another one is written. With an error, which
 // Wait returns, the LSN is 0 and nothing was added.
 func (l *Log) Append(p []byte) (lsn uint64, w Wait) {
-	size := l.padded(entrySize + int64(len(p)))
+	size := l.sizeOf(p)
 	if size > l.maxEntry {
 		return 0, Wait{err: &TooLongError{len(p), int(l.maxEntry - entrySize)}}
 	}
@@ -201,13 +212,29 @@ func (l *Log) Append(p []byte) (lsn uint64, w Wait) {
 	if err := l.makeRoom(size, false); err != nil {
 		return 0, Wait{err: err}
 	}
+	return l.putRecord(p)
+}
+
+// putRecord puts a record into the open batch, which has room.
+func (l *Log) putRecord(p []byte) (lsn uint64, w Wait) {
 	lsn = l.next
-	putEntry(l.take(size), l.epoch, lsn, uint32(len(p)), p)
+	l.put(l.epoch, uint32(len(p)), p)
 	l.open.last = lsn
 	l.open.records++
 	l.next++
 	return lsn, Wait{l: l, lsn: lsn}
 }
+
+// put puts an entry into the open batch, and says in it whether it is the first one.
+func (l *Log) put(epoch uint64, length uint32, payload []byte) {
+	if l.batches && l.open.n == 0 {
+		length |= firstBit
+	}
+	putEntry(l.take(l.sizeOf(payload)), epoch, l.next, length, payload)
+}
+
+// sizeOf is that of an entry.
+func (l *Log) sizeOf(payload []byte) int64 { return l.padded(entrySize + int64(len(payload))) }
 
 func (l *Log) padded(n int64) int64 { return (n + l.block - 1) &^ (l.block - 1) }
 
@@ -265,7 +292,7 @@ func (l *Log) beginSegment() {
 	l.serial++
 	l.pos = 0
 	h := header{
-		block: uint32(l.block), segments: uint32(l.segments), segment: uint64(l.segment),
+		batches: l.batches, block: uint32(l.block), segments: uint32(l.segments), segment: uint64(l.segment),
 		serial: l.serial, epoch: l.epoch, first: l.next, oldest: l.oldest, needed: l.needed,
 	}
 	h.put(l.take(l.block))
@@ -284,7 +311,7 @@ func (l *Log) putMark(oldest uint64) {
 		l.open.sealed = true
 	}
 	p := mark{l.epoch, oldest, l.needed}.bytes()
-	putEntry(l.take(l.block), before, l.next, markSize|markBit, p[:])
+	l.put(before, markSize|markBit, p[:])
 	l.marked = true
 	l.open.oldest = max(l.open.oldest, oldest)
 	l.freeing = max(l.freeing, oldest)
