@@ -90,10 +90,11 @@ func (l *Log) isNext(r *reader, b *batch) error {
 	if mine, _ := parseHeader(b.buf); *there != mine {
 		return ErrTaken
 	}
-	return l.isEnd(r, &cursor{segment{serial: serial}, l.block, there.epoch, there.first}, nil)
+	return l.isEnd(r, &cursor{segment{serial, there.first, there.epoch}, l.block, there.epoch, there.first}, nil)
 }
 
-// isEnd returns ErrTaken if other entries than mine stand at c, or behind these, or in another segment behind that of c.
+// isEnd returns ErrTaken if other entries than mine stand at c, or behind these, or in another segment behind that of c, or if that is
+// not there any more: another log may be.
 func (l *Log) isEnd(r *reader, c *cursor, mine []byte) error {
 	serial := c.segment.serial
 	own, err := l.headerAt(r, serial)
@@ -104,7 +105,7 @@ func (l *Log) isEnd(r *reader, c *cursor, mine []byte) error {
 	if err != nil {
 		return err
 	}
-	if own == nil || own.serial != serial || next != nil && next.serial > serial {
+	if own == nil || (segment{own.serial, own.first, own.epoch}) != c.segment || next != nil && next.serial > serial {
 		return ErrTaken
 	}
 	for begin := c.pos; ; {

@@ -190,3 +190,26 @@ func TestReplayReplaced(t *testing.T) {
 		}
 	})
 }
+
+// A life whose log another one has replaced by a new log, of the same shape, does not write into that.
+func TestCreatedAnew(t *testing.T) {
+	for before := range 2 * int(testSegment/testBlock) {
+		h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+		first := begin(t, h.Use, Options{Segment: testSegment})
+		for range before {
+			first.add(t, "old")
+		}
+		second := begin(t, h.Use, Options{Segment: testSegment, Create: true})
+		var want []string
+		for n := range 12 {
+			want = append(want, fmt.Sprint("new ", n))
+			second.add(t, want[n])
+		}
+		if first.add(t, "late") {
+			t.Errorf("a log of %d records that is gone is written", before)
+		}
+		if got := records(t, begin(t, h.Use, Options{}).l); !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

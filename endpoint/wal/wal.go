@@ -295,11 +295,11 @@ func (l *Log) beginSegment() {
 		batches: l.batches, block: uint32(l.block), segments: uint32(l.segments), segment: uint64(l.segment),
 		serial: l.serial, epoch: l.epoch, first: l.next, oldest: l.oldest, needed: l.needed,
 	}
+	l.kept = append(l.kept, segment{l.serial, l.next, l.epoch})
 	h.put(l.take(l.block))
 	l.open.sealed = true
 	l.open.behind = behind
 	l.marked = true
-	l.kept = append(l.kept, segment{l.serial, l.next, l.epoch})
 }
 
 // putMark puts a mark into the open batch. If it begins the epoch, it has to be durable before anything else is
@@ -333,7 +333,10 @@ func (l *Log) take(size int64) []byte {
 
 // here is where the next entry belongs.
 func (l *Log) here() cursor {
-	c := cursor{segment{serial: l.serial}, l.pos, l.epoch, l.next}
+	c := cursor{segment{}, l.pos, l.epoch, l.next}
+	if n := len(l.kept); n > 0 {
+		c.segment = l.kept[n-1]
+	}
 	if !l.marked {
 		c.epoch--
 	}
