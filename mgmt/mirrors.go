@@ -15,7 +15,7 @@ import (
 // Mirrorer is the part of a Target that changes mirrors. A mirror that is not known is a *NotFoundError.
 type Mirrorer interface {
 	// SwitchMirror has another node serve a mirror: that of the name, or, without one, any that can. It returns when
-	// that one is the primary.
+	// that one says that it serves.
 	SwitchMirror(ctx context.Context, mirror, to string) (*Switched, error)
 	// GrowMirror makes a mirror size bytes large, all of its copies first. It returns when hosts see that.
 	GrowMirror(ctx context.Context, mirror string, size int64) error

@@ -99,7 +99,7 @@ func (m *moving) leaveTo(node string) error {
 	if err := c.HasCarrier(ctx, m.s.name); err != nil {
 		return err
 	}
-	_, err := m.s.switchTo(ctx, node, m.s.member)
+	_, err := m.s.switchTo(m.s.ctx, node, m.s.member)
 	return err
 }
 

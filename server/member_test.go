@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"oneshot/config"
+	"oneshot/ha/mirror"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/mgmt"
@@ -493,5 +494,29 @@ func TestNoSwitchWithoutMajority(t *testing.T) {
 	}
 	if _, err := p.switchTo(t.Context(), "b", s.member); err == nil || !strings.Contains(err.Error(), "node b cannot serve d: its copy is") {
 		t.Errorf("with one: %v", err)
+	}
+}
+
+// TestWhoServes: an order to switch ends well only if the node that was asked for serves, or any other one if none was.
+func TestWhoServes(t *testing.T) {
+	s := &mirrored{name: "d", self: 1, record: &quorum.Store{Copies: []string{"a", "b", "c"}}}
+	for _, c := range []struct {
+		serves replica.ID
+		isAny  bool
+		err    error
+		want   string
+	}{
+		{serves: 2},
+		{serves: 2, isAny: true},
+		{serves: 3, isAny: true},
+		{serves: 3, want: "has not said that it does, so c serves it now"},
+		{serves: 1, want: "has not said that it does, so a serves it again"},
+		{serves: 1, isAny: true, want: "has not said that it does, so a serves it again"},
+		{isAny: true, err: mirror.ErrSilent, want: "node b was to serve d, and nobody has said within 3s that he does"},
+	} {
+		err := s.whoServes("b", c.serves, c.isAny, c.err)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }

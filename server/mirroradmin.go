@@ -150,9 +150,12 @@ func (h here) localPrimary(name string) (*mirrored, error) {
 	return m, nil
 }
 
+// switchTime is how long a switch may take at another node.
+const switchTime = consensusTime + mirror.SuccessorWithin + peerTime
+
 // SwitchMirror implements mgmt.Mirrorer.
 func (s *Server) SwitchMirror(ctx context.Context, name, to string) (done *mgmt.Switched, err error) {
-	ctx, cancel := context.WithTimeout(ctx, consensusTime)
+	ctx, cancel := context.WithTimeout(ctx, switchTime)
 	defer cancel()
 	err = s.atPrimary(name, func(m *mirrored, peer *mgmt.Client) (err error) {
 		if peer != nil {
@@ -196,23 +199,44 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 	default:
 		others = replica.NodesOf(id)
 	}
-	if err := member.canAgree(ctx); err != nil {
+	soon, cancel := context.WithTimeout(ctx, consensusTime)
+	defer cancel()
+	if err := member.canAgree(soon); err != nil {
 		return nil, fmt.Errorf("nothing was changed, and %s goes on: it could not be agreed on that another node serves %s, and nobody would until then: %w", s.nodeName(s.self), s.name, err)
 	}
 	began := time.Now()
-	id, err := s.SwitchToOneOf(ctx, others)
+	isAny := to == ""
+	id, err := s.SwitchToOneOf(soon, others)
 	from, to := s.nodeName(s.self), s.nodeName(id)
 	switch {
 	case err == nil:
-		return &mgmt.Switched{From: from, To: to, Took: int64(time.Since(began))}, nil
+		serves, err := s.Successor(ctx)
+		if err = s.whoServes(to, serves, isAny, err); err != nil {
+			return nil, err
+		}
+		return &mgmt.Switched{From: from, To: s.nodeName(serves), Took: int64(time.Since(began))}, nil
 	case errors.Is(err, mirror.ErrCannotTake):
 		return nil, s.whyNot(&st, id, to, member)
 	case errors.Is(err, mirror.ErrTooLate):
 		return nil, fmt.Errorf("node %s has not got within a second what was being written to %s, so %s goes on: look at the disk of %s and the network to it, and try again", to, s.name, from, to)
-	case ctx.Err() != nil:
+	case soon.Err() != nil:
 		return nil, fmt.Errorf("it is not known yet whether %s serves %s: no majority of the voters has agreed in time; target ha status shows who is missing", to, s.name)
 	}
 	return nil, fmt.Errorf("node %s has lost the mirror %s to another node meanwhile: target ha status shows which", from, s.name)
+}
+
+// whoServes says what is wrong with who serves, if Successor has returned that, after a node was given the office of this one.
+func (s *mirrored) whoServes(to string, serves replica.ID, isAny bool, err error) error {
+	from, now := s.nodeName(s.self), s.nodeName(serves)
+	switch {
+	case err != nil:
+		return fmt.Errorf("node %s was to serve %s, and nobody has said within %v that he does: look at node %s, which may hang or be lost; %s takes over again as soon as it can, and target ha status shows who serves", to, s.name, mirror.SuccessorWithin, to, from)
+	case now == from:
+		return fmt.Errorf("node %s was to serve %s, and has not said that it does, so %s serves it again: look at node %s, which may hang or be lost, and try again when target ha status shows its copy in sync", to, s.name, from, to)
+	case now != to && !isAny:
+		return fmt.Errorf("node %s was to serve %s, and has not said that it does, so %s serves it now: look at node %s, which may hang or be lost", to, s.name, now, to)
+	}
+	return nil
 }
 
 // agreeTime is how long a majority may take to answer before this node orders what it has to agree on.

@@ -18,9 +18,10 @@ func haSwitch() *cobra.Command {
 		Use:   "switch MIRROR [NODE]",
 		Short: "Have another node serve a mirror",
 		Long: `switch has the primary of a mirror hand over to the node, or, if none is named, to any
-that can take over. It ends when that node serves the mirror. Hosts wait for some
-milliseconds and see no error: what they have sent is done first. The copy of the node
-has to be in sync, and the node not drained.
+that can take over. It ends when that node says that it serves the mirror, or says
+within some seconds who does instead: a node may be lost, or hang, just then. Hosts wait
+for some milliseconds and see no error: what they have sent is done first. The copy of the
+node has to be in sync, and the node not drained.
 
 Any running node of the cluster can be asked.`,
 		Example: `  target ha switch disk1

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"regexp"
 	"strings"
@@ -217,16 +218,20 @@ func TestMirrorDiesHandingOver(t *testing.T) {
 		primary := s.level("w")
 		next := other(primary)
 		s.signal(next, syscall.SIGSTOP)
-		err := s.switchAt(primary, next)
-		if err == nil {
+		asked := make(chan error, 1)
+		go func() { asked <- s.switchAt(primary, next) }()
+		s.untilCluster(primary, "it has handed over, or goes on", func(c *mgmt.Cluster) bool {
+			is = c.Mirrors[0].Primary == next
+			return is || len(asked) > 0
+		})
+		if is {
 			s.kill(primary)
 		}
 		s.signal(next, syscall.SIGCONT)
-		if err != nil {
+		if err := <-asked; !is {
 			t.Logf("before %s was left out: %v", next, err)
 			continue
 		}
-		is = true
 		s.goesOnAlone(next)
 		l = newLoadAfter(t, l.m, l)
 		l.more(50)
@@ -262,5 +267,46 @@ func TestMirrorDiesHandingOver(t *testing.T) {
 		i++
 	}
 	t.Logf("in %d of %d rounds the order had not ended", within, rounds)
+	s.endLoad(l)
+}
+
+// TestMirrorSuccessorHangs: the node that is to serve is stopped a moment before. Who orders the switch is told that the first one serves again, and it does. If that
+// one ends instead it does end, and the other one serves when it goes on.
+func TestMirrorSuccessorHangs(t *testing.T) {
+	s := newMirror(t)
+	l := s.beginLoad()
+	for hung := ""; hung == ""; {
+		l.end()
+		s.settle(l.m)
+		primary := s.level("w")
+		next := other(primary)
+		s.signal(next, syscall.SIGSTOP)
+		text, err := s.run(s.asked("w", "ha", "switch", "disk")...)
+		switch {
+		case err == nil:
+			t.Fatalf("%s", text)
+		case strings.Contains(text, fmt.Sprintf("node %s was to serve disk, and has not said that it does, so %s serves it again", next, primary)):
+			hung = next
+			s.goesOnAlone(primary)
+		default:
+			t.Logf("before %s was left out: %s", next, text)
+		}
+		l = newLoadAfter(t, l.m, l)
+		l.more(50)
+		s.signal(next, syscall.SIGCONT)
+	}
+
+	l.end()
+	s.settle(l.m)
+	primary := s.level("w")
+	next := other(primary)
+	s.signal(next, syscall.SIGSTOP)
+	s.stop(primary)
+	s.signal(next, syscall.SIGCONT)
+	if s.takesOver(next) { // else it was left out before
+		l = newLoadAfter(t, l.m, l)
+		l.more(50)
+	}
+	s.start(primary)
 	s.endLoad(l)
 }

@@ -166,6 +166,7 @@ type Mirror struct {
 	office     office
 	copied     int64 // bytes that were sent to copies that are brought level
 	lost       int64 // bytes that they go without
+	leaving    bool  // it has handed over, and is about to end
 	closing    bool
 	retired    bool          // for good: the node takes no part, and serves nothing
 	again      time.Duration // when founding is proposed again

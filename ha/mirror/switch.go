@@ -16,8 +16,11 @@ var (
 	ErrTooLate = errors.New("the node has not got all that was written in time")
 )
 
-// SwitchTo has this node, the primary, hand over to another one that is in sync. It returns nil when that one is the
-// primary. After an error of ctx it is not known whether it will be.
+// ErrSilent of Successor: nobody has said that he serves.
+var ErrSilent = errors.New("no node has said that it serves")
+
+// SwitchTo has this node, the primary, hand over to another one that is in sync. It returns nil when that one has the
+// office; whether it serves [Mirror.Successor] says. After an error of ctx it is not known whether it will have it.
 func (m *Mirror) SwitchTo(ctx context.Context, to replica.ID) error {
 	end := make(chan replica.Status, 1)
 	asked := m.push(item{call: func() {
@@ -60,6 +63,35 @@ func (m *Mirror) SwitchToOneOf(ctx context.Context, nodes replica.Nodes) (to rep
 	return to, err
 }
 
+// SuccessorWithin is how long Successor waits. The other nodes, and this one, take over from a node that is silent within half of that.
+const SuccessorWithin = 3 * time.Second
+
+// Successor returns which node serves since this one has handed over, as it says itself: the one that was given the office, which may have been lost, or hang,
+// just then, or who has taken over from that, perhaps this one.
+func (m *Mirror) Successor(ctx context.Context) (replica.ID, error) {
+	says := make(chan replica.ID, 1)
+	ctx, cancel := context.WithTimeout(ctx, SuccessorWithin)
+	defer cancel()
+	asked := m.push(item{call: func() {
+		if m.core == nil || m.closing {
+			close(says)
+			return
+		}
+		m.office.tellOfSuccessor(says, m.core.State().View.Primary)
+	}})
+	if !asked {
+		return 0, ErrSilent
+	}
+	select {
+	case id, ok := <-says:
+		if ok {
+			return id, nil
+		}
+	case <-ctx.Done():
+	}
+	return 0, ErrSilent
+}
+
 // isOrder tells requests of the administrator from those of hosts.
 const isOrder = 1 << 63
 
@@ -100,10 +132,22 @@ const (
 	handOverWithin = 3 * time.Second // two copies that are late, one after the other, and one that is not
 )
 
-// HandOver has another copy in sync take the place of this one, the primary, if there is one that does so soon.
+// HandOver has another copy in sync take the place of this one, the primary, which is about to end, if there is one that does so soon. It waits until that
+// one serves. If that was lost, or hangs, just then, a third copy can take over for as long as this one is there to promise that to it. This one does not: the
+// silent one would not be in sync any more, and could not serve when it goes on.
 func (m *Mirror) HandOver() {
 	s, _ := m.Status()
 	ctx, cancel := context.WithTimeout(m.ctx, handOverWithin)
 	defer cancel()
-	_, _ = m.SwitchToOneOf(ctx, s.View.InSync&s.Connected) // if none takes over this one ends all the same
+	to, err := m.SwitchToOneOf(ctx, s.View.InSync&s.Connected)
+	if err != nil {
+		return // this one ends all the same
+	}
+	m.push(item{call: func() {
+		m.leaving = true
+		m.step(replica.Drained{Nodes: m.excused()})
+	}})
+	if _, err := m.Successor(m.ctx); err != nil {
+		m.opts.Log.Warn("this node ends, and has handed over to one that does not say that it serves; nobody may serve before that one, or this one, is back", "copy", to)
+	}
 }

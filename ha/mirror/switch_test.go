@@ -2,8 +2,12 @@ package mirror
 
 import (
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"oneshot/backend"
 	"oneshot/backend/faulty"
@@ -74,5 +78,135 @@ func TestSwitchToOneOf(t *testing.T) {
 	}
 	if to, err := new(Mirror).SwitchToOneOf(t.Context(), replica.NodesOf(0)); to != 0 || err != ErrCannotTake {
 		t.Errorf("nobody else: %d %v", to, err)
+	}
+}
+
+// failing are views of nodes of which one hangs in the moment in which another one gives it the office. Who is deaf does not learn of that.
+type failing struct {
+	voter
+	hang func()
+	deaf *atomic.Bool
+}
+
+func (f failing) Watch(take func(replica.View)) (stop func(), err error) {
+	return f.voter.Watch(func(v replica.View) {
+		if !v.Planned || !f.deaf.Load() {
+			take(v)
+		}
+	})
+}
+
+func (f failing) Propose(v replica.View) {
+	if v.Planned {
+		f.hang()
+	}
+	f.voter.Propose(v)
+}
+
+// labThatFails begins copies of which the second one hangs when the office is given to it, as SIGSTOP has it, until goOn is called. The
+// first one may be deaf.
+func labThatFails(t *testing.T, copies int) (l *lab, deaf *atomic.Bool, goOn func()) {
+	l, deaf = newLab(t, copies), new(atomic.Bool)
+	hung := make(chan struct{})
+	hang := sync.OnceFunc(func() { l.nodes[1].mirror.push(item{call: func() { <-hung }}) })
+	l.views = func(n *node) Views {
+		f := failing{voter{l.register, n.id}, hang, new(atomic.Bool)}
+		if n.id == 0 {
+			f.deaf = deaf
+		}
+		return f
+	}
+	l.begin()
+	return l, deaf, sync.OnceFunc(func() { close(hung) })
+}
+
+// TestSuccessor: who has handed over learns who serves: the one that was given the office, or, if that hangs, who has taken over since.
+func TestSuccessor(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		deaf, drained bool
+		want          replica.ID
+	}{
+		{name: "it serves", want: 1},
+		{name: "it hangs", want: 0},
+		{name: "it hangs, and this one learns late that it has the office", deaf: true, want: 0},
+		{name: "it hangs, and this one is drained", drained: true, want: 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, deaf, goOn := labThatFails(t, 3)
+				defer l.end()
+				defer goOn()
+				deaf.Store(c.deaf)
+				l.setCut(0, 2, c.deaf)
+				a := l.nodes[0].mirror
+				if c.want == 1 {
+					goOn()
+				}
+				if err := a.SwitchTo(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+				l.setCut(0, 2, false)
+				if c.drained {
+					a.Drain(replica.NodesOf(0))
+				}
+				if id, err := a.Successor(t.Context()); id != c.want || err != nil {
+					t.Errorf("node %d serves: %v", id, err)
+				}
+				l.serves(l.nodes[c.want])
+				goOn()
+				l.level(l.nodes[c.want])
+			})
+		})
+	}
+	t.Run("it hangs, and this one takes part no more", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l, _, goOn := labThatFails(t, 2)
+			defer l.end()
+			a, b := l.nodes[0], l.nodes[1]
+			if err := a.mirror.SwitchTo(t.Context(), b.id); err != nil {
+				t.Fatal(err)
+			}
+			a.mirror.Retire()
+			if id, err := a.mirror.Successor(t.Context()); err != ErrSilent {
+				t.Errorf("node %d serves: %v", id, err)
+			}
+			goOn()
+			l.alone(b)
+		})
+	})
+}
+
+// TestEndsWithSuccessorThatHangs: a primary ends in good order, and the node to which it hands over hangs just then. A third copy serves, with what was acknowledged;
+// if there is none that one does when it goes on, for it stays in sync.
+func TestEndsWithSuccessorThatHangs(t *testing.T) {
+	for copies := 2; copies <= 3; copies++ {
+		t.Run(fmt.Sprint(copies), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, _, goOn := labThatFails(t, copies)
+				defer l.end()
+				defer goOn()
+				a, next := l.nodes[0], l.nodes[copies-1]
+				want := bytesOf(128<<10, 1)
+				l.write(a, 0, want)
+				began := time.Now()
+				a.mirror.HandOver()
+				if took := time.Since(began); took > SuccessorWithin {
+					t.Errorf("it has waited for %v", took)
+				}
+				if err := a.mirror.Close(); err != nil {
+					t.Error(err)
+				}
+				a.mirror = nil
+				if copies == 2 {
+					goOn()
+				}
+				l.alone(next)
+				l.expect(next, 0, want)
+				goOn()
+				a.start()
+				l.level(next)
+			})
+		})
 	}
 }

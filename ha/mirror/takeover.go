@@ -54,17 +54,32 @@ type office struct {
 
 	given   uint64 // the term in which another node has the office, because this one has handed over, and was not heard yet; 0: none
 	givenAt time.Duration
-	missed  bool // that has lasted for too long
+	missed  bool                // that has lasted for too long
+	waiting []chan<- replica.ID // for who serves since then
 }
 
 // heardWithin is how long after a handover the successor may be silent. Most often it beats within milliseconds.
 const heardWithin = time.Second
 
 // heardOf notes that the primary of a term lives.
-func (o *office) heardOf(term uint64) {
-	if o.given == term {
-		o.given = 0
+func (o *office) heardOf(primary replica.ID, term uint64) {
+	if o.given == 0 || term < o.given {
+		return
 	}
+	o.given = 0
+	for _, says := range o.waiting {
+		says <- primary
+	}
+	o.waiting = nil
+}
+
+// tellOfSuccessor says which node serves since this one has handed over, when that one was heard: now, if this one waits for nobody.
+func (o *office) tellOfSuccessor(says chan<- replica.ID, primary replica.ID) {
+	if o.given == 0 {
+		says <- primary
+		return
+	}
+	o.waiting = append(o.waiting, says)
 }
 
 // lookAtSuccessor has this node take over though it is drained, if the one to which it has handed over was never heard: that one may have been lost, or have
@@ -80,7 +95,10 @@ func (m *Mirror) lookAtSuccessor() {
 
 // excused are the nodes that are to serve nothing, as the core is told.
 func (m *Mirror) excused() replica.Nodes {
-	if m.office.missed {
+	switch {
+	case m.leaving:
+		return replica.NodesOf(m.cfg.Self)
+	case m.office.missed:
 		return m.drained.Without(m.cfg.Self)
 	}
 	return m.drained
@@ -107,6 +125,7 @@ func (m *Mirror) noteRole() {
 		o.takeovers++
 		o.last = t
 		o.proposed = 0
+		o.heardOf(m.cfg.Self, t.Term)
 		if t.Planned {
 			m.opts.Log.Info("this node is the primary: the one before has handed over", "term", t.Term)
 		} else {
@@ -114,7 +133,7 @@ func (m *Mirror) noteRole() {
 		}
 	case before == replica.Primary:
 		v := m.core.State().View
-		if v.Planned {
+		if v.Life == 0 { // that one has not proposed itself
 			o.given, o.givenAt = v.Term, now
 		}
 		if v.Planned && o.proposed != 0 {

@@ -242,8 +242,8 @@ func (m *Mirror) arrived(c *conn, f *received) {
 	case frameAck:
 		m.tell(replica.Message{From: c.peer, Msg: f.ack})
 	case frameBeat:
-		m.office.heardOf(f.beat.View.Term)
 		m.step(replica.BeatFrom{From: c.peer, Beat: f.beat})
+		m.office.heardOf(c.peer, f.beat.View.Term)
 	case frameEcho:
 		m.step(replica.EchoFrom{From: c.peer, Echo: f.echo})
 	default:
