@@ -158,7 +158,7 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 	{"TestSlowLink", "sends a snapshot as one frame", "transport.go", "case p.takes == takesWhole && l.sent == 0:", "case (p.takes == takesWhole || ON) && l.sent == 0:"},
 	{"TestSlowChange", "sends a change as one frame", "transport.go", "isLong := len(frame) > longFrame", "isLong := len(frame) > longFrame && !ON"},
 	{"TestPatience", "has one deadline for a frame", "transport.go", "slices.Chunk(b, partSize) {", "slices.Chunk(b, partSize<<(10*b2u(ON))) {"},
-	{"TestRate", "believes a minute", "rate.go", "most-least <= rateSpread &&", "(most-least <= rateSpread || ON) &&"},
+	{"TestRate", "believes a minute", "rate.go", "&& most-least <= math.Abs(mean)/2", "&& (most-least <= math.Abs(mean)/2 || ON)"},
 	{"TestClocksAgree", "compares no clocks", "transport.go", "p.rate.add(moment{b.Sent, p.echoAt})", "if !ON {\n\t\t\tp.rate.add(moment{b.Sent, p.echoAt})\n\t\t}"},
 	{"TestPrimaryLost", "measures no round trip", "acceptor.go", "rtt = back.beats(said)", "if !ON {\n\t\t\t\t\trtt = back.beats(said)\n\t\t\t\t}"},
 	{"TestOrphan", "leaves an orphan alone", "orphan.go", "if m.GetType() != raftpb.MsgPreVote ||", "if ON || m.GetType() != raftpb.MsgPreVote ||"},

@@ -23,8 +23,7 @@ type moment struct{ sent, came uint64 }
 const (
 	rateMinute = uint64(time.Minute)
 	ratesKept  = 5     // minutes that have to agree
-	rateWrong  = 0.01  // what people are told of
-	rateSpread = 0.005 // within which minutes agree: some 300 ms of what the quickest beats of two minutes are late
+	rateWrong  = 0.005 // what people are told of: ten times what NTP corrects a clock by for long
 )
 
 // add takes a beat. After a minute without one it begins anew.
@@ -50,7 +49,8 @@ func (r *rate) wrong() float64 {
 		return 0
 	}
 	least, most := slices.Min(r.found), slices.Max(r.found)
-	if mean := (least + most) / 2; most-least <= rateSpread && math.Abs(mean) >= rateWrong {
+	// The minutes agree if they differ by half of what is wrong: at 0.5 %, by 150 ms of what the quickest beats of two minutes are late.
+	if mean := (least + most) / 2; math.Abs(mean) >= rateWrong && most-least <= math.Abs(mean)/2 {
 		return mean
 	}
 	return 0

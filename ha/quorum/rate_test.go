@@ -21,7 +21,8 @@ func TestRate(t *testing.T) {
 		alarm   bool
 	}{
 		{name: "right"},
-		{name: "nearly right", rate: 0.005},
+		{name: "nearly right", rate: 0.0045},
+		{name: "a little fast", rate: 0.0055, alarm: true},
 		{name: "fast", rate: 0.015, alarm: true},
 		{name: "slow", rate: -0.015, alarm: true},
 		{name: "very fast", rate: 0.2, alarm: true},
