@@ -14,6 +14,7 @@ import (
 type Pool struct {
 	limit   int64
 	inUse   atomic.Int64 // bytes in leases, or about to be
+	crossed atomic.Int64 // how often one call of Lease may have kept memory from another: it was refused, or has filled a shard
 	kept    atomic.Int64 // of these, bytes in leases of Keep
 	waiting atomic.Bool  // there are waiters
 
@@ -62,15 +63,24 @@ func (p *Pool) Lease(n int) *Lease {
 		panic(fmt.Sprintf("mem: lease of %d bytes, want 1 to %d", n, MaxLease))
 	}
 	order := orderOf(n)
-	if !reserve(&p.inUse, PageSize<<order, p.limit) {
-		return nil
+	size := int64(PageSize << order)
+	before := p.crossed.Load()
+	if !reserve(&p.inUse, size, p.limit) {
+		p.crossed.Add(1)
+		if !reserve(&p.inUse, size, p.limit) {
+			return nil
+		}
 	}
-	l := p.find(order)
-	if l == nil {
-		p.unreserve(PageSize << order)
-		return nil
+	if l := p.find(order); l != nil {
+		return l.begin(n)
 	}
-	return l.begin(n)
+	// Nothing was given back. Those who wait try again only if another call was under way, which was refused because of these bytes, or has had
+	// blocks in its hands that would do here. Else two of them would have each other try for ever.
+	p.inUse.Add(-size)
+	if p.crossed.Load() != before && p.waiting.Load() {
+		p.wake()
+	}
+	return nil
 }
 
 // Keep is Lease for memory that its owner keeps for as long as he is there, such as receives of a connection. All of it takes no more

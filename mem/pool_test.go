@@ -272,6 +272,52 @@ func TestNotify(t *testing.T) {
 	}
 }
 
+// hungry is a waiter that tries again whenever it is called.
+type hungry struct {
+	p     *Pool
+	n     int
+	calls int
+	got   *Lease
+}
+
+func (h *hungry) MemoryFree() {
+	if h.calls++; h.calls < 1000 {
+		h.got = h.p.LeaseOrNotify(h.n, h)
+	}
+}
+
+// Two wait for more than lies together of what is free: they try again when something is given back, and not because the other has tried.
+func TestScattered(t *testing.T) {
+	const pages = ArenaSize / PageSize
+	p := newPool(t, pages*PageSize)
+	var ls [pages]*Lease
+	for i := range ls {
+		ls[i] = mustLease(t, p, PageSize)
+	}
+	slices.SortFunc(ls[:], func(a, b *Lease) int { return int(a.first) - int(b.first) })
+	for i := 0; i < pages; i += 2 {
+		ls[i].Release()
+	}
+	a, b := &hungry{p: p, n: 2 * PageSize}, &hungry{p: p, n: 2 * PageSize}
+	for _, h := range []*hungry{a, b} {
+		if p.LeaseOrNotify(h.n, h) != nil {
+			t.Fatal("a lease of pages that lie apart")
+		}
+	}
+	a.calls, b.calls = 0, 0
+	for i := 1; i < pages; i += 2 {
+		ls[i].Release()
+	}
+	if a.got == nil || b.got == nil || a.calls+b.calls > pages {
+		t.Errorf("%d and %d calls while %d pages are given back, had it: %v, %v", a.calls, b.calls, pages/2, a.got != nil, b.got != nil)
+	}
+	for _, h := range []*hungry{a, b} {
+		if h.got != nil {
+			h.got.Release()
+		}
+	}
+}
+
 // Many goroutines want more than there is; none waits for ever, nobody's bytes change.
 func TestConcurrent(t *testing.T) {
 	p := newPool(t, 3<<20)

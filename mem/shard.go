@@ -60,7 +60,11 @@ func (s *shard) fill(p *Pool, order int) bool {
 		}
 		s.push(l)
 	}
-	return s.free[order] != nil
+	if s.free[order] == nil {
+		return false
+	}
+	p.crossed.Add(1)
+	return true
 }
 
 func (s *shard) push(l *Lease) {
