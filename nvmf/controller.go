@@ -435,5 +435,6 @@ func (c *Controller) tick(now uint32) {
 	}
 	if silent := now - c.last; c.kato > 0 && uint64(silent)*1000 > uint64(c.kato)+1000 {
 		c.admin.fail(AtOnce, "nothing was heard of the host for %d s, and its keep-alive timeout is %d ms", silent, c.kato)
+		c.dropQueues("the keep-alive timeout is over")
 	}
 }

@@ -2,6 +2,8 @@ package nvmf
 
 import (
 	"bytes"
+	"runtime"
+	"slices"
 	"testing"
 
 	"oneshot/backend"
@@ -245,4 +247,117 @@ func TestDataThatCannotWait(t *testing.T) {
 		}
 		h.answersAfter(2, gate.Release)
 	})
+}
+
+// lateWrites are Writes of a host with a keep-alive timeout of 5 s: of long capsules that the store has and the last of which is held, and one whose data
+// are to come. A Copy waits for the memory of that.
+type lateWrites struct {
+	*target
+	admin, h *host
+	gate     *faulty.Gate
+	fetched  uint16
+	inStore  int
+}
+
+func newLateWrites(t *testing.T) *lateWrites {
+	x, h, s := newHolding(t)
+	w := &lateWrites{target: x, admin: h.q.ctrl.admin.mover.(*host), h: h}
+	w.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureKeepAlive), 5000}}, 0, nil, false)
+	w.pass(1)
+	w.fetched = h.start(at(rw(nvme.Write, 4096), 5*2048), 2<<20, nil, false)
+	c, list := copyOf(7*2048, [2]uint64{0, 2048})
+	h.start(c, len(list), list, false)
+	w.gate = s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	t.Cleanup(w.gate.Release)
+	for ; h.held == nil; w.inStore++ {
+		startLong(h, w.inStore)
+	}
+	w.inStore--
+	w.gate.Await(w.inStore)
+	w.logged()
+	return w
+}
+
+// next has the oldest Write end, so that there is memory for the one that is held.
+func (w *lateWrites) next() {
+	w.h.answersAfter(1, w.gate.Next)
+	w.inStore--
+}
+
+// nothingBegins wants no other Write in the store when there is memory, and when data come.
+func (w *lateWrites) nothingBegins() {
+	w.t.Helper()
+	free := func() int {
+		w.h.q.Lock()
+		defer w.h.q.Unlock()
+		return w.h.free
+	}
+	before := free()
+	w.gate.Next()
+	w.inStore--
+	for free() == before {
+		runtime.Gosched()
+	}
+	w.h.bring(w.fetched, fill(2<<20, 9))
+	if n := w.gate.Held(); n != w.inStore {
+		w.t.Errorf("%d Writes have begun after the end", n-w.inStore)
+	}
+}
+
+// While a command is held whoever sends something is alive, and when that is read says nothing: it may have come long ago. No command begins when
+// the keep-alive timeout is over.
+func TestKeepAliveOfHeld(t *testing.T) {
+	w := newLateWrites(t)
+	for range 20 {
+		w.h.sent += 1000
+		w.pass(1)
+	}
+	if len(w.admin.ended) != 0 {
+		t.Fatal("a controller ends whose host sends commands behind one that is held")
+	}
+	w.pass(4)
+	w.next()
+	w.gate.Await(w.inStore + 1) // what was held
+	w.inStore++
+	startLong(w.h, 0)
+	for range 4 {
+		w.h.q.Heard()
+		w.h.read += 5000
+		w.pass(1)
+	}
+	if !slices.Equal(w.admin.ended, []Termination{AtOnce}) || !slices.Equal(w.h.ended, []Termination{AtOnce}) {
+		t.Fatalf("the host was silent for 7 s: %v, %v", w.admin.ended, w.h.ended)
+	}
+	w.wantLog("connection dropped", "nothing was heard of the host for 7 s")
+	w.nothingBegins()
+}
+
+// When all that has come meanwhile is read, what is read has just come.
+func TestKeepAliveAfterHeld(t *testing.T) {
+	w := newLateWrites(t)
+	w.h.sent = 5000
+	w.next()
+	w.gate.Await(w.inStore + 1)
+	w.h.read = 5000
+	for range 20 {
+		w.pass(1)
+		w.h.q.Heard()
+	}
+	if len(w.admin.ended) != 0 {
+		t.Error("a controller ends whose host was heard")
+	}
+}
+
+// A host that closes the connection while a command is held has nothing done any more that is not begun.
+func TestHeldAndClosed(t *testing.T) {
+	for what, notice := range map[string]func(*lateWrites){"in time": func(w *lateWrites) { w.pass(1) }, "when there is memory": func(*lateWrites) {}} {
+		w := newLateWrites(t)
+		w.h.left = true
+		notice(w)
+		w.nothingBegins()
+		if !slices.Equal(w.h.ended, []Termination{AtOnce}) {
+			t.Errorf("%s: %v", what, w.h.ended)
+		}
+		w.wantLog("connection ended", "the host has closed it")
+	}
 }

@@ -119,10 +119,13 @@ type host struct {
 	over   *Transport
 	free   int // tasks that were given back
 	pool   []*Task
-	copies bool  // no memory of a store is sent or received into
-	reads  bool  // RDMA Reads place bytes: Forget does not end that
-	held   *Task // whose data wait for memory
-	deaf   bool  // answers do not leave; they are in kept
+	copies bool   // no memory of a store is sent or received into
+	reads  bool   // RDMA Reads place bytes: Forget does not end that
+	held   *Task  // whose data wait for memory
+	sent   uint64 // bytes, of which read were read
+	read   uint64
+	left   bool // it has closed the connection
+	deaf   bool // answers do not leave; they are in kept
 	kept   []*Task
 
 	answers []answer
@@ -177,8 +180,9 @@ func (h *host) Hold(t *Task) bool {
 	}
 	return h.over.Holds
 }
-func (h *host) Connected(p Params) { h.params = p }
-func (h *host) Flush()             {}
+func (h *host) Arrived() (sent, read uint64, open bool) { return h.sent, h.read, !h.left }
+func (h *host) Connected(p Params)                      { h.params = p }
+func (h *host) Flush()                                  {}
 func (h *host) Terminate(how Termination) {
 	h.ended = append(h.ended, how)
 }

@@ -170,6 +170,7 @@ func (q *Queue) feed() {
 		q.awaken(false)
 	}
 	if q.held != nil { // it has come behind them, and what it may have is not only what they wait for
+		q.look()
 		q.queue(q.held)
 		q.awaken(false)
 	}

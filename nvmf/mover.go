@@ -15,6 +15,9 @@ type Mover interface {
 	// now. False: it cannot; the data are lost unless GetData was called before Queue.Command returns. Only from within Queue.Command, and
 	// while t is held.
 	Hold(t *Task) bool
+	// Arrived returns how many bytes the host has sent so far, and how many of these were read; open: as far as can be seen, it has not closed the
+	// connection. It is for those that can Hold.
+	Arrived() (sent, read uint64, open bool)
 	// Answer sends t.In and then t.CQE. It ends with Queue.Sent, when nothing of it is needed any more, or AnswerLost.
 	Answer(t *Task)
 	// Forget has nothing placed into t.Out any more. Data that the host still sends for t are thrown away. GetData may

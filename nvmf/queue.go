@@ -51,11 +51,15 @@ type Queue struct {
 	begun  []*path     // with operations that wait for Kick
 	hungry []*Task     // of tasks, waiting for memory; besides held
 	held   *Task       // of tasks: its data have come with it, and wait for memory; nothing behind them is read (Mover.Hold)
+	behind bool        // there is such a task, or was, and what has come meanwhile is not read as a whole yet
+	sent   uint64      // bytes that the host had sent when that was looked at last
 	leased int         // bytes of I/O memory that tasks hold, as the pool counts them
 	came   int         // of leased: for data that have come with their commands
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
-	over   bool        // fail was called
+	// over: the connection is about to end. Commands that have not begun do not begin any more: the host may have sent them again by another path, and
+	// have written there what they would write over. They are not answered.
+	over bool
 	// leaving: the daemon ends. No command is begun any more, and the controller ends when those that were are answered.
 	leaving bool
 	left    bool // leaving, and without commands; guarded by Controller.mu
@@ -124,6 +128,9 @@ func (q driver) Resume() {
 	for t := q.ready.Next(); t != nil; t = q.ready.Next() {
 		switch t.state {
 		case taskWaiting, taskPulling:
+			if !t.aborted && q.over {
+				t.aborted, t.status = true, nvme.AbortedByQueue
+			}
 			if next, due := t.resume(); due { // else the call was for a former life
 				q.step(t, next)
 			}
@@ -278,6 +285,10 @@ func (q *Queue) GotData(t *Task) {
 	if t.state != taskPulling {
 		return
 	}
+	if q.over {
+		t.abortWith(nvme.AbortedByQueue)
+		return
+	}
 	t.got = true
 	switch {
 	case t.pair != nil:
@@ -364,7 +375,7 @@ func (q *Queue) send(t *Task) {
 	if !q.noFlow {
 		t.CQE.SQHD = q.sqhd
 	}
-	if q.state >= queueLost {
+	if q.state >= queueLost || q.over && t.aborted {
 		q.AnswerLost(t)
 		return
 	}
@@ -486,7 +497,23 @@ func (q *Queue) setPaths(list []*attached) {
 // Heard notes that the host is alive. The mover calls it for each batch of input.
 func (q *Queue) Heard() {
 	q.times.Arrive()
-	q.alive()
+	if !q.behind { // else it may have come long ago: see look
+		q.alive()
+	}
+}
+
+// look notes whether the host has sent anything since the last look, though that may not be read. It ends a connection that the host has closed: what
+// it has left there does not begin any more. It is called before a command goes on that was held, and once a second until nothing is unread.
+func (q *Queue) look() {
+	sent, read, open := q.mover.Arrived()
+	if q.behind && sent != q.sent {
+		q.alive()
+	}
+	q.sent, q.behind = sent, q.held != nil || sent != read
+	if !open && q.state < queueLost && !q.over {
+		q.log.Info("connection ended: the host has closed it while its commands waited for memory (limits.memory)")
+		q.endNow(AtOnce)
+	}
 }
 
 // alive notes that the host is alive.
@@ -612,6 +639,9 @@ func (q *Queue) settleEnd() {
 func (q *Queue) tick(now uint32) {
 	for _, t := range q.tasks {
 		t.tick()
+	}
+	if q.behind {
+		q.look()
 	}
 	q.heldForLong()
 	if len(q.hungry) > 0 || q.held != nil { // a command that would bring memory back may hang in its store

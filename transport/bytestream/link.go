@@ -116,6 +116,14 @@ func (l *Link[T]) HungUp() bool {
 	return err == nil && n > 0
 }
 
+// Arrived returns how many bytes the peer has sent so far, how many of these were read, and whether the connection is open still.
+func (l *Link[T]) Arrived() (sent, read uint64, open bool) {
+	if l.HungUp() {
+		return l.BytesIn, l.BytesIn, false
+	}
+	return l.BytesIn + uint64(l.unread()), l.BytesIn, true
+}
+
 // Shut reports whether nothing is sent any more.
 func (l *Link[T]) Shut() bool { return l.half || l.dead }
 

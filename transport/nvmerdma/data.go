@@ -89,6 +89,9 @@ func (m *Mover) pulled(t *task) {
 // Hold implements nvmf.Mover: what comes behind is in other receives, and each that is kept is one less for all queues.
 func (m *Mover) Hold(*nvmf.Task) bool { return false }
 
+// Arrived implements nvmf.Mover.
+func (m *Mover) Arrived() (sent, read uint64, open bool) { return 0, 0, true }
+
 // Forget implements nvmf.Mover.
 func (m *Mover) Forget(nt *nvmf.Task) bool {
 	t := of(nt)

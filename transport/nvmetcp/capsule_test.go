@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/backend/memory"
 	"oneshot/mem"
@@ -103,5 +104,90 @@ func TestHeld(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// heldWrite returns a queue whose Writes hang in the store until gate opens, but for the last, of one page in its capsule, which is held: those have
+// all memory that the queue may have. The keep-alive timeout is 5 s.
+func heldWrite(t *testing.T) (r *rig, admin, h *nvmetest.Host, gate *faulty.Gate) {
+	inner, err := memory.New(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := faulty.New(inner, faulty.Seed(t))
+	r = newRig(t, rigConfig{store: s, still: true})
+	gate = s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	t.Cleanup(gate.Release)
+	admin = r.admin(pdu.IC{}, subNQN)
+	admin.Must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureKeepAlive), 5000}}, nil, 0)
+	h = admin.Queue(1, 0)
+	h.Cap = Transport.Capsule
+	const all = 4 << 20 / (256 << 10) // of the share
+	for i := range all {
+		h.Start(nvmetest.RW(nvme.Write, uint64(i)*512, 512), pattern(h.Cap, i), 0)
+	}
+	gate.Await(all)
+	h.Start(nvmetest.RW(nvme.Write, heldBlock, 8), pattern(mem.PageSize, 1), 0)
+	r.awaitHeld(h)
+	return r, admin, h, gate
+}
+
+// heldBlock is the first that the Write is about which is held.
+const heldBlock = 10_000
+
+// What a host has sent behind a command that is held shows that it is alive when it comes, and not when it is read: the host may have gone
+// without a word.
+func TestKeepAliveOfHeld(t *testing.T) {
+	r, admin, h, gate := heldWrite(t)
+	before, _, _ := r.arrived(h)
+	for range 3 {
+		h.Start(nvmetest.RW(nvme.Write, heldBlock+8, 8), pattern(mem.PageSize, 2), 0)
+	}
+	const behind = 3 * (pdu.CapsuleCmdLen + mem.PageSize)
+	r.until("all has come", func() bool {
+		sent, _, _ := r.arrived(h)
+		return sent == before+behind
+	})
+	for range 5 {
+		r.Tick()
+	}
+	if _, read, _ := r.arrived(h); read != before {
+		t.Fatalf("%d bytes behind a command that is held were read", read-before)
+	}
+	gate.Next()
+	r.until("what is behind is read", func() bool {
+		_, read, _ := r.arrived(h)
+		return read == before+behind
+	})
+	m := r.mover(admin)
+	over := func() bool {
+		m.queue.Lock()
+		defer m.queue.Unlock()
+		return m.Shut()
+	}
+	if over() {
+		t.Fatal("the controller ends before its time")
+	}
+	for range 4 {
+		r.Tick()
+	}
+	if !over() {
+		t.Error("nothing came of the host for 8 s, and its controller, with a keep-alive timeout of 5 s, is there still")
+	}
+}
+
+// A host that has closed a connection with a command that is held has that not done any more: it may do it by another path.
+func TestHeldAndClosed(t *testing.T) {
+	r, admin, h, gate := heldWrite(t)
+	_ = h.C.Close()
+	r.until("the connection is closed", func() bool {
+		_, _, open := r.arrived(h)
+		return !open
+	})
+	gate.Next()
+	gate.Release()
+	r.until("the queue is gone", func() bool { return r.Connections() == 1 })
+	if _, got := admin.Queue(1, 0).Must(nvmetest.RW(nvme.Read, heldBlock, 8), nil, mem.PageSize); !bytes.Equal(got, make([]byte, mem.PageSize)) {
+		t.Error("the command that was held is done")
 	}
 }

@@ -156,14 +156,27 @@ func (r *rig) mover(h *nvmetest.Host) *Mover {
 func (r *rig) awaitHeld(h *nvmetest.Host) {
 	r.t.Helper()
 	m := r.mover(h)
-	isHeld := func() bool {
+	r.until("a capsule is held", func() bool {
 		m.queue.Lock()
 		defer m.queue.Unlock()
 		return m.Held(m.In.Task)
-	}
-	for deadline := time.Now().Add(time.Minute); !isHeld(); runtime.Gosched() { // only a hang reaches it
+	})
+}
+
+// arrived is what the mover of a connection says has come.
+func (r *rig) arrived(h *nvmetest.Host) (sent, read uint64, open bool) {
+	m := r.mover(h)
+	m.queue.Lock()
+	defer m.queue.Unlock()
+	return m.Arrived()
+}
+
+// until waits until something holds.
+func (r *rig) until(what string, holds func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); runtime.Gosched() { // only a hang reaches it
 		if time.Now().After(deadline) {
-			r.t.Fatal("no capsule is held")
+			r.t.Fatalf("awaited in vain: %s", what)
 		}
 	}
 }
