@@ -34,6 +34,7 @@ type Cluster struct {
 	Parts  []Part
 	Others []Portal // for initiators, of other nodes
 	Moving []Portal // of this node, while it is the primary of their mirrors
+	Own    []Portal // for initiators and hosts of NVMe, of this node, whose addresses are its machine's
 	// Hosts are those for hosts of NVMe, and Objects those for objects, of other nodes.
 	Hosts, Objects []Portal
 }
@@ -137,8 +138,11 @@ func (c *Config) On(name string) (*Config, error) {
 		return p.Mirror != "" && on.Store(p.Mirror) == nil
 	})
 	for _, p := range on.Portals {
-		if p.Mirror != "" {
+		switch {
+		case p.Mirror != "":
 			on.Cluster.Moving = append(on.Cluster.Moving, p)
+		case p.Serve == ServeLUNs || p.Serve == ServeNamespaces:
+			on.Cluster.Own = append(on.Cluster.Own, p)
 		}
 	}
 	return &on, nil

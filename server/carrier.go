@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"oneshot/ha/front"
 )
 
-// A primary whose interface for the addresses that go with its mirror has no link is reached by no host there. It hands over to a node that has one, if there
-// is such a node: whom it cannot ask, or who is of a former version, counts as none. Losses behind the link nobody notices here.
+// A primary whose interface for the addresses that go with its mirror has no link is reached by no host there. If no address goes with the mirror, that is so of one
+// without a link at any of the addresses of its portals. It hands over to a node that has one, if there
+// is such a node: whom it cannot ask counts as none. Losses behind the link nobody notices here.
 
 const (
 	// carrierLook is the time between two looks at the link of a primary, and carrierFor is how long that is missing before the node hands over.
@@ -21,16 +23,35 @@ const (
 	carrierRest = 5 * time.Second
 )
 
-// unlinked lists interfaces for the mirror's addresses that have no link.
+// unlinked lists interfaces without a link by which hosts would reach the mirror here. Empty: they may reach it.
 func (m *moving) unlinked() (names []string) {
+	list := m.addresses()
+	if len(list) == 0 {
+		return m.s.member.unlinked()
+	}
 	seen := map[string]bool{}
-	for _, a := range m.addresses() {
+	for _, a := range list {
 		if seen[a.Interface] {
 			continue
 		}
 		seen[a.Interface] = true
 		if has, err := a.HasCarrier(); !has || err != nil {
 			names = append(names, a.Interface)
+		}
+	}
+	return names
+}
+
+// unlinked lists the interfaces at which this node listens for hosts, if none of them has a link. By which one hosts reach a portal that listens at all addresses, or
+// at one that no interface has, is not known.
+func (m *member) unlinked() (names []string) {
+	for _, p := range *m.own.Load() {
+		name, err := front.Unlinked(p.Listen.Addr())
+		if name == "" || err != nil {
+			return nil
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
 	return names
@@ -77,7 +98,7 @@ func (m *moving) leaveUnlinked(names []string) {
 		to := m.s.nodeName(id)
 		err := m.leaveTo(to)
 		if err == nil {
-			log.Warn("the interface for the addresses of a mirror has no link, so another node serves it", "node", to)
+			log.Warn("the interface by which hosts reach a mirror has no link, so another node serves it", "node", to)
 			return
 		}
 		why = append(why, err)
@@ -86,7 +107,7 @@ func (m *moving) leaveUnlinked(names []string) {
 		why = append(why, errors.New("no other copy is in sync, and its node fit to serve"))
 	}
 	if _, ok := m.cut.Pass(time.Minute); ok {
-		log.Error("the interface for the addresses of a mirror has no link, and no other node can serve it now", "reason", errors.Join(why...))
+		log.Error("the interface by which hosts reach a mirror has no link, and no other node can serve it now", "reason", errors.Join(why...))
 	}
 }
 

@@ -36,6 +36,7 @@ type member struct {
 	state   string                          // path of the directory
 	portals atomic.Pointer[[]config.Portal] // of other nodes
 	moving  atomic.Pointer[[]config.Portal] // whose addresses go with mirrors
+	own     atomic.Pointer[[]config.Portal] // for hosts of mirrors, whose addresses are this machine's
 	nexuses func() []iscsi.SessionInfo      // sessions of this node; set with leave
 	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
 	books   guestbooks
@@ -197,6 +198,7 @@ func (m *member) configure(c *config.Cluster) {
 	m.at.Store(&at)
 	m.portals.Store(&c.Others)
 	m.moving.Store(&c.Moving)
+	m.own.Store(&c.Own)
 	fences := fencesOf(c)
 	m.fences.Store(&fences)
 	m.mu.Lock()

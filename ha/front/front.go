@@ -148,7 +148,30 @@ func (a Address) HasCarrier() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0, nil
+	return hasCarrier(l), nil
+}
+
+func hasCarrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
+
+// Unlinked returns the name of the interface that has an address of this machine, if that has no link to anything. Empty: an interface that has one has the
+// address, or none has it.
+func Unlinked(ip netip.Addr) (name string, err error) {
+	list, err := netlink.AddrList(nil, Address{IP: ip}.family())
+	for i := range list {
+		if other, ok := netip.AddrFromSlice(list[i].IP); !ok || other.Unmap() != ip.WithZone("") {
+			continue
+		}
+		l, err := netlink.LinkByIndex(list[i].LinkIndex)
+		if err != nil {
+			return "", err
+		}
+		if at := l.Attrs().Name; ip.Zone() != "" && ip.Zone() != at {
+			continue
+		} else if name = at; hasCarrier(l) {
+			return "", nil
+		}
+	}
+	return name, err
 }
 
 // Missing lists the capabilities that this process lacks to hold addresses.

@@ -2,10 +2,12 @@ package front
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // TestAnnounced: what Announce sends is read, and nothing shorter, and no advertisement that a router may have passed on (RFC 4861 §7.1.2).
@@ -93,11 +95,32 @@ func TestCarrier(t *testing.T) {
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "here"}, PeerName: "there"}); err != nil {
 		t.Fatal(err)
 	}
+	here, err := netlink.LinkByName("here")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"198.51.100.1/24", "fe80::1/64"} {
+		x, err := netlink.ParseAddr(address)
+		if err == nil {
+			x.Flags = unix.IFA_F_NODAD
+			err = netlink.AddrAdd(here, x)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, c := range []struct {
-		name string
-		set  func(netlink.Link) error
-		want bool
-	}{{"here", netlink.LinkSetUp, false}, {"there", netlink.LinkSetUp, true}, {"there", netlink.LinkSetDown, false}, {"there", netlink.LinkSetUp, true}, {"here", netlink.LinkSetDown, false}} {
+		name  string
+		set   func(netlink.Link) error
+		want  bool
+		drops bool // the kernel drops addresses of IPv6
+	}{
+		{name: "here", set: netlink.LinkSetUp},
+		{name: "there", set: netlink.LinkSetUp, want: true},
+		{name: "there", set: netlink.LinkSetDown},
+		{name: "there", set: netlink.LinkSetUp, want: true},
+		{name: "here", set: netlink.LinkSetDown, drops: true},
+	} {
 		l, err := netlink.LinkByName(c.name)
 		if err == nil {
 			err = c.set(l)
@@ -107,6 +130,17 @@ func TestCarrier(t *testing.T) {
 		}
 		if has, err := a.HasCarrier(); has != c.want || err != nil {
 			t.Errorf("%s was changed: %t, %v", c.name, has, err)
+		}
+		for at, isHere := range map[string]bool{
+			"198.51.100.1": true, "fe80::1%here": true, "fe80::1%there": false, "fe80::1": true, "198.51.100.2": false, "127.0.0.1": false, "0.0.0.0": false,
+		} {
+			want := ""
+			if isHere && !c.want && !(c.drops && strings.Contains(at, ":")) {
+				want = "here"
+			}
+			if name, err := Unlinked(netip.MustParseAddr(at)); name != want || err != nil {
+				t.Errorf("%s was changed: %q of %s has no link, %v", c.name, name, at, err)
+			}
 		}
 	}
 }
