@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -450,12 +451,9 @@ func testStuckHandsOver(t *testing.T, isNeeded bool) {
 	}
 }
 
-// TestNoSwitchWithoutMajority: nothing is handed over while nobody could agree on that: the primary, which serves on without a majority, would wait for one.
-func TestNoSwitchWithoutMajority(t *testing.T) {
-	text, on := mirrorOn(t)
-	s := newServer(t, on(text))
-	defer shutdown(t, s)
-	p := primary(t, s)
+// joined makes node b a member of a server's cluster, which never runs, and returns its directory.
+func joined(t *testing.T, s *Server, address string) *quorum.Dir {
+	t.Helper()
 	secret, err := s.NewToken(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -464,7 +462,7 @@ func TestNoSwitchWithoutMajority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := net.Dial("tcp", on(text).Cluster.Node("a").Address)
+	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -475,6 +473,16 @@ func TestNoSwitchWithoutMajority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// TestNoSwitchWithoutMajority: nothing is handed over while nobody could agree on that: the primary, which serves on without a majority, would wait for one.
+func TestNoSwitchWithoutMajority(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	p := primary(t, s)
+	dir := joined(t, s, on(text).Cluster.Node("a").Address)
 	dial := func(context.Context, string) (net.Conn, error) { return nil, errors.New("nobody is there") }
 	l := &pipes{conns: make(chan net.Conn), ended: make(chan struct{})}
 	n, err := quorum.Open(quorum.Options{FS: dir, Listener: l, Dial: dial, Log: slog.New(slog.DiscardHandler)})
@@ -494,6 +502,57 @@ func TestNoSwitchWithoutMajority(t *testing.T) {
 	}
 	if _, err := p.switchTo(t.Context(), "b", s.member); err == nil || !strings.Contains(err.Error(), "node b cannot serve d: its copy is") {
 		t.Errorf("with one: %v", err)
+	}
+}
+
+// TestNoSwitchToAnotherConfiguration: no order gives a mirror to a node that would show hosts something else. What it does not show them, and what other versions say,
+// does not matter.
+func TestNoSwitchToAnotherConfiguration(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	p := primary(t, s)
+	if err := joined(t, s, on(text).Cluster.Node("a").Address).Close(); err != nil {
+		t.Fatal(err)
+	}
+	own, node := s.member.info.Load(), s.member.node
+	part := func(name string) quorum.Part { return quorum.Part{Name: name} }
+	for _, c := range []struct {
+		what, version string
+		parts         []quorum.Part
+		want          []string
+	}{
+		{what: "the same"},
+		{what: "what hosts do not see", parts: []quorum.Part{part("limits"), part("cluster"), part("stores.other")}},
+		{what: "another version", version: "other", parts: []quorum.Part{part("portals")}},
+		{what: "portals", parts: []quorum.Part{part("portals")}, want: []string{"portals"}},
+		{what: "the mirror", parts: []quorum.Part{part("stores.d")}, want: []string{"stores.d"}},
+		{what: "a target and a subsystem", parts: []quorum.Part{part("targets.t"), part("subsystems.n"), part("limits")}, want: []string{"targets.t", "subsystems.n"}},
+	} {
+		info := &quorum.NodeInfo{Version: cmp.Or(c.version, own.Version), Parts: slices.Clone(own.Parts)}
+		for _, x := range c.parts {
+			info.Parts = append(slices.DeleteFunc(info.Parts, func(y quorum.Part) bool { return x.Name == y.Name }), x)
+		}
+		value := info.Encode()
+		err := node.Update(t.Context(), quorum.Key{Kind: quorum.KindNode, Name: "b"}, func([]byte) ([]byte, error) { return value, nil })
+		if err == nil {
+			_, err = node.Await(t.Context(), func(s *quorum.Status) bool {
+				return s.Infos["b"] != nil && string(s.Infos["b"].Encode()) == string(value)
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if shows := s.member.shows("b", "d"); !slices.Equal(shows, c.want) {
+			t.Errorf("%s: %q", c.what, shows)
+		}
+		words := "node b cannot serve d: its copy is"
+		if c.want != nil {
+			words = "node b is not to serve d, for its configuration is another one, and hosts would see that (" + strings.Join(c.want, ", ")
+		}
+		if _, err := p.switchTo(t.Context(), "b", s.member); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v", c.what, err)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"oneshot/config"
 	"oneshot/ha/mirror"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
@@ -199,6 +200,10 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 	default:
 		others = replica.NodesOf(id)
 	}
+	others, err := s.alike(others, member)
+	if others == 0 {
+		return nil, err
+	}
 	soon, cancel := context.WithTimeout(ctx, consensusTime)
 	defer cancel()
 	if err := member.canAgree(soon); err != nil {
@@ -206,7 +211,7 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 	}
 	began := time.Now()
 	isAny := to == ""
-	id, err := s.SwitchToOneOf(soon, others)
+	id, err = s.SwitchToOneOf(soon, others)
 	from, to := s.nodeName(s.self), s.nodeName(id)
 	switch {
 	case err == nil:
@@ -223,6 +228,32 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 		return nil, fmt.Errorf("it is not known yet whether %s serves %s: no majority of the voters has agreed in time; target ha status shows who is missing", to, s.name)
 	}
 	return nil, fmt.Errorf("node %s has lost the mirror %s to another node meanwhile: target ha status shows which", from, s.name)
+}
+
+// alike leaves out those of some nodes whose configuration shows hosts something else than that of this one, and says what that is of the last one. No order gives
+// them a mirror; what has to go on, when a node is lost, is stopped or drained, goes on at them all the same.
+func (s *mirrored) alike(nodes replica.Nodes, member *member) (replica.Nodes, error) {
+	var err error
+	for id := range nodes.All() {
+		to := s.nodeName(id)
+		if names := member.shows(to, s.name); len(names) > 0 {
+			nodes = nodes.Without(id)
+			err = fmt.Errorf("node %s is not to serve %s, for its configuration is another one, and hosts would see that (%s): copy the file and run target reload there; target ha drain %s hands over all the same", to, s.name, strings.Join(names, ", "), s.nodeName(s.self))
+		}
+	}
+	return nodes, err
+}
+
+// shows returns the parts of its configuration in which another node would show hosts something else than this one, when it serves a mirror. Of a node of another
+// version, which may say the same otherwise, nothing is known.
+func (m *member) shows(node, mirror string) []string {
+	own, info := m.info.Load(), m.node.Status().Infos[node]
+	if own == nil || info == nil || info.Version != own.Version {
+		return nil
+	}
+	return slices.DeleteFunc(config.Differences(partsOf(own), partsOf(info)), func(part string) bool {
+		return part != "portals" && part != "stores."+mirror && !strings.HasPrefix(part, "targets.") && !strings.HasPrefix(part, "subsystems.")
+	})
 }
 
 // whoServes says what is wrong with who serves, if Successor has returned that, after a node was given the office of this one.

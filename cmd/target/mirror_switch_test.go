@@ -94,6 +94,17 @@ func TestMirrorSwitch(t *testing.T) {
 	if text := s.must(s.asked("b", "ha", "switch", "disk", "a")...); text != "Node a serves disk already.\n" {
 		t.Errorf("a switch to the primary says %q", text)
 	}
+	differs := func(is bool) {
+		s.must(s.asked("b", "reload")...)
+		s.until("a", "it has heard of that", func(m map[string]*mgmt.Member) bool { return (len(m["b"].Differs) > 0) == is })
+	}
+	s.write("b", strings.Replace(s.text, "luns: {0: disk}", "luns: {1: disk}", 1))
+	differs(true)
+	for _, to := range [][]string{{"b"}, nil} {
+		s.fails("node b is not to serve disk, for its configuration is another one, and hosts would see that (targets.", s.asked("w", append([]string{"ha", "switch", "disk"}, to...)...)...)
+	}
+	s.write("b", s.text)
+	differs(false)
 	s.fails("there is no mirror disc: there are disk", s.asked("w", "ha", "switch", "disc")...)
 	s.fails("node w has no copy of disk: nodes a, b have", s.asked("b", "ha", "switch", "disk", "w")...)
 	s.kill("b")
