@@ -182,8 +182,7 @@ func (g *twoGroups) reload() {
 func TestALUA(t *testing.T) {
 	g := startTwoGroups(t, "")
 	disk, name := g.startMultipath()
-	load := guest.start(t, "fio", "--name=load", "--filename="+disk, "--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k",
-		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--thinktime=200ms", "--thinktime_blocks=64", "--output-format=terse")
+	end := verify(t, disk)
 	g.until("transfers through both groups, which are optimized", func() bool {
 		n := g.transfers()
 		return n[1] >= 100 && n[2] >= 100
@@ -219,10 +218,5 @@ func TestALUA(t *testing.T) {
 	expect(t, "size of the map in blocks", sys(t, strings.TrimPrefix(disk, "/dev/"), "size"), strconv.Itoa(96<<20/512))
 	g.moves(1)
 
-	guest.run(t, "@signal", "fio", strconv.Itoa(int(syscall.SIGINT)))
-	out, _ := load.wait(t, guest) // 128: by a signal
-	fields := strings.Split(out[strings.Index(out, "3;fio"):], ";")
-	if len(fields) < 5 || fields[4] != "0" {
-		t.Errorf("fio saw an error:\n%s", out)
-	}
+	end()
 }

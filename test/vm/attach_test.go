@@ -75,6 +75,36 @@ func (a *attached) sys(file string) string {
 // direct writes to the device and reads that back, past the page cache.
 func (a *attached) direct() []string { return []string{"@direct", a.dev, "65536", "4", "2"} }
 
+// killTarget kills the target some times, and starts it again, while fio writes to a file on /mnt/d, syncs, and verifies.
+func (a *attached) killTarget(tg *targettest.Target, times int) {
+	a.t.Helper()
+	const writes, underWay = 4, 8 // columns of stat
+	stat := func(column int) int {
+		n, err := strconv.Atoi(strings.Fields(a.sys("stat"))[column])
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		return n
+	}
+	end := verify(a.t, "/mnt/d/load", "--fsync=16")
+	for range times {
+		before := stat(writes)
+		if !await(func() bool { return stat(writes) >= before+50 }) {
+			a.t.Fatal("the load writes nothing")
+		}
+		tg.Kill()
+		if !await(func() bool { return stat(underWay) > 0 }) {
+			a.t.Fatal("nothing waits for the target, which is gone")
+		}
+		tg.Start()
+	}
+	before := stat(writes)
+	if !await(func() bool { return stat(writes) >= before+50 }) {
+		a.t.Fatal("the load does not go on")
+	}
+	end()
+}
+
 // TestAttach: disks are block devices of the guest's kernel by initiator attach, over each transport. Programs
 // on them see no error when the target is killed, when the link is cut, and when attach itself is.
 func TestAttach(t *testing.T) {
@@ -131,7 +161,11 @@ management: {socket: $DIR/socket}
 
 	t.Run("one-shot", func(t *testing.T) {
 		a := attach(t, "oneshot+iwarp", iwarp, 0, "--connections", "2")
-		fileSystem(t, "xfs", a.dev, 20, 4<<20, nil)
+		fileSystem(t, "xfs", a.dev, 20, 4<<20, space)
+		guest.run(t, "@mount", "xfs", a.dev, "/mnt/d")
+		a.killTarget(tg, 2)
+		guest.run(t, "@umount", "/mnt/d")
+		guest.run(t, "xfs_repair", "-n", a.dev)
 		guest.run(t, "blkdiscard", "-f", a.dev)
 		if n := space(); n > 1<<20 {
 			t.Errorf("after blkdiscard the store takes %d bytes", n)

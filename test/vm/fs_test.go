@@ -53,6 +53,23 @@ func trim(t *testing.T, bytes int64, space func() int64) {
 	}
 }
 
+// verify has fio write to a file or disk and read back what it has written, until end is called. fio sees no error.
+func verify(t *testing.T, file string, flags ...string) (end func()) {
+	t.Helper()
+	load := guest.start(t, append([]string{
+		"fio", "--name=load", "--filename=" + file, "--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k",
+		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--thinktime=200ms", "--thinktime_blocks=64", "--output-format=terse",
+	}, flags...)...)
+	return func() {
+		t.Helper()
+		guest.run(t, "@signal", "fio", strconv.Itoa(int(syscall.SIGINT)))
+		out, _ := load.wait(t, guest) // 128: by a signal
+		if fields := strings.Split(out[max(0, strings.Index(out, "3;fio")):], ";"); len(fields) < 5 || fields[4] != "0" {
+			t.Errorf("fio saw an error:\n%s", out)
+		}
+	}
+}
+
 // allocated returns the space of a file of the host on its medium, in bytes.
 func allocated(t *testing.T, file string) int64 {
 	t.Helper()

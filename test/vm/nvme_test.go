@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"oneshot/mgmt"
@@ -304,8 +303,7 @@ func (p *twoPaths) moves(to int) {
 func TestNVMePaths(t *testing.T) {
 	p := startTwoPaths(t)
 	dev := "/dev/" + p.disk
-	load := guest.start(t, "fio", "--name=load", "--filename="+dev, "--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k",
-		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--thinktime=200ms", "--thinktime_blocks=64", "--output-format=terse")
+	end := verify(t, dev)
 	p.set(1, "unavailable", "inaccessible")
 	p.moves(2)
 	p.set(1, "optimized", "optimized")
@@ -316,11 +314,7 @@ func TestNVMePaths(t *testing.T) {
 	p.moves(2)
 	p.set(1, "optimized", "optimized")
 	p.moves(1)
-	guest.run(t, "@signal", "fio", strconv.Itoa(int(syscall.SIGINT)))
-	out, _ := load.wait(t, guest) // 128: by a signal
-	if fields := strings.Split(out[max(0, strings.Index(out, "3;fio")):], ";"); len(fields) < 5 || fields[4] != "0" {
-		t.Errorf("fio saw an error:\n%s", out)
-	}
+	end()
 
 	// report describes what the guest's nvme-cli says of the reservation.
 	report := func() string {
