@@ -17,7 +17,7 @@ mapfile -t unit < <("$go" list ./... | grep -Ev "$outside")
 # says which half: 1, 2, or all, which is both. Without it chance does.
 turn=${TURN:-$((RANDOM % 2 + 1))}
 case $turn in
-1) waits='TestVerbs$/^rxe|TestVerbs(Offences|Connections|Reuse|ISER|Logins)/^rxe|TestInitiatorOverVerbs/^rxe|TestNVMeRDMA$/^rxe|TestVerbsKilledUnderLoad|TestMirrorOverVerbs/^rxe|TestStoppedUnderLoad|TestLibiscsiVerbs|TestVerbsFio|TestISER$/^xfs|TestAppliance|TestMirrorMachine$/^(kernel|stopped_but|clock|no|disk)' ;;
+1) waits='TestVerbs$/^rxe|TestVerbs(Offences|Connections|Reuse|ISER|Logins)/^rxe|TestInitiatorOverVerbs/^rxe|TestNVMeRDMA$/^rxe|TestVerbsKilledUnderLoad|TestNVMeUnderLoad|TestMirrorOverVerbs/^rxe|TestStoppedUnderLoad|TestLibiscsiVerbs|TestVerbsFio|TestISER$/^xfs|TestAppliance|TestMirrorMachine$/^(kernel|stopped_but|clock|no|disk)' ;;
 2) waits='TestVerbs$/^siw|TestVerbs(Offences|Connections|Reuse|ISER|Logins)/^siw|TestInitiatorOverVerbs/^siw|TestNVMeRDMA$/^siw|TestISERKilledUnderLoad|TestMirrorOverVerbs/^siw|TestNVMeRDMAUnderLoad|TestKilledUnderLoad|TestLibiscsiISER|TestISERLoginsAndLogouts|TestPartitionsOverVerbs|TestISER$/^ext4|TestDeviceStore|TestMirrorMachine$/^(power|stopped_with|wall|slow)' ;;
 all) waits= ;;
 *) echo "test.sh: TURN is 1, 2 or all, not $turn" >&2; exit 2 ;;

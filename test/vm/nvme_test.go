@@ -217,6 +217,50 @@ func verifyWithFio(t *testing.T, dev, blockSize string) {
 	}
 }
 
+// TestNVMeUnderLoad: while fio writes and verifies, the host resets its controller, and the daemon is killed and started
+// again. fio sees no error.
+func TestNVMeUnderLoad(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: file, path: $DIR/disk.img, size: 64MiB}}
+subsystems: [{nqn: "`+nqn+`", namespaces: {1: d}}]
+portals: [{transport: nvme-tcp, listen: $PORTAL}]
+`)
+	newNVMeHost(t, tg.Portals[0]).underLoad(func() { kill(tg) })
+}
+
+// underLoad does what TestNVMeUnderLoad says.
+func (h *nvmeHost) underLoad(kill func()) {
+	h.t.Helper()
+	disk := h.connect("-i", "2", "-c", "1")
+	end := verify(h.t, "/dev/"+disk, "--iodepth=32", "--bsrange=4k-128k", "--thinktime=0")
+	path := fmt.Sprintf("/sys/block/%sc%sn1/stat", h.ctrl, strings.TrimPrefix(h.ctrl, "nvme")) // of all paths the kernel counts nothing
+	done := func() (n int) {
+		fields := strings.Fields(guest.run(h.t, "@cat", path))
+		for _, i := range []int{0, 4} { // reads and writes
+			k, err := strconv.Atoi(fields[i])
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			n += k
+		}
+		return n
+	}
+	goesOn := func(after string) {
+		h.t.Helper()
+		before := done()
+		if !await(func() bool { return done() >= before+200 }) {
+			h.t.Fatalf("no I/O after %s\n%s", after, guest.run(h.t, "dmesg"))
+		}
+	}
+	goesOn("the start")
+	h.run("reset", "/dev/"+h.ctrl)
+	goesOn("a reset")
+	kill()
+	goesOn("the daemon was killed")
+	end()
+	h.disconnect()
+}
+
 // twoPaths is a subsystem with a portal in each of two groups, and Linux's native multipath over both.
 type twoPaths struct {
 	t      *testing.T

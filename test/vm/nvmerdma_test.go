@@ -5,7 +5,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 )
 
@@ -59,8 +58,7 @@ management: {socket: /tmp/oneshot.sock}
 	}
 }
 
-// TestNVMeRDMAUnderLoad: while fio writes and verifies, the host resets its controller, and the daemon is killed and started
-// again. fio sees no error.
+// TestNVMeRDMAUnderLoad is TestNVMeUnderLoad over RDMA.
 func TestNVMeRDMAUnderLoad(t *testing.T) {
 	d := rdmaDevices[0]
 	d.start(t)
@@ -71,38 +69,5 @@ stores: {d: {type: file, path: /tmp/d.img, size: 64MiB}}
 subsystems: [{nqn: %q, namespaces: {1: d}}]
 portals: [{transport: nvme-rdma, listen: %q, device: %s}]
 `, nqn, portal, d.name), 1)
-	h := nvmeHostOver(t, "rdma", portal)
-	disk := h.connect("-i", "2", "-c", "1")
-	load := guest.start(t, "fio", "--name=load", "--filename=/dev/"+disk, "--direct=1", "--ioengine=libaio", "--iodepth=32", "--rw=randwrite", "--bsrange=4k-128k",
-		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--output-format=terse")
-	path := fmt.Sprintf("/sys/block/%sc%sn1/stat", h.ctrl, strings.TrimPrefix(h.ctrl, "nvme")) // of all paths the kernel counts nothing
-	done := func() (n int) {
-		fields := strings.Fields(guest.run(t, "@cat", path))
-		for _, i := range []int{0, 4} { // reads and writes
-			k, err := strconv.Atoi(fields[i])
-			if err != nil {
-				t.Fatal(err)
-			}
-			n += k
-		}
-		return n
-	}
-	goesOn := func(after string) {
-		t.Helper()
-		before := done()
-		if !await(func() bool { return done() >= before+200 }) {
-			t.Fatalf("no I/O after %s\n%s", after, guest.run(t, "dmesg"))
-		}
-	}
-	goesOn("the start")
-	h.run("reset", "/dev/"+h.ctrl)
-	goesOn("a reset")
-	g.kill()
-	goesOn("the daemon was killed")
-	guest.run(t, "@signal", "fio", strconv.Itoa(int(syscall.SIGINT)))
-	out, _ := load.wait(t, guest) // 128: by a signal
-	if fields := strings.Split(out[max(0, strings.Index(out, "3;fio")):], ";"); len(fields) < 5 || fields[4] != "0" {
-		t.Errorf("fio saw an error:\n%s", out)
-	}
-	h.disconnect()
+	nvmeHostOver(t, "rdma", portal).underLoad(g.kill)
 }
