@@ -13,11 +13,17 @@ import (
 // here. It has at most maxCredits requests without a response, and has had the responses of those before them, for
 // responses come in the order of the list: that in which requests end, or are answered again.
 type results struct {
-	list []result // the oldest is at next
-	next int
+	list  []result // the oldest is at next
+	next  int
+	ended uint64 // requests that have ended
 }
 
+// tagLife is for how many requests a result counts. A client that changes nothing meanwhile leaves it in the list, and comes back to its tag, in
+// the case of package remote after 2^26 requests.
+const tagLife = 1 << 25
+
 type result struct {
+	ended  uint64 // the requests before it that had ended
 	tag    uint32
 	op     wire.Op
 	status wire.Status
@@ -27,6 +33,7 @@ type result struct {
 // note keeps the result of r, if that is one that counts: r was executed, and may not be executed again; or its fence has kept it from that, and
 // what comes behind it may have been executed since.
 func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
+	s.ended++
 	switch r.Op {
 	case wire.Write, wire.Discard, wire.Swap, wire.Add:
 	default:
@@ -46,7 +53,7 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 	if r.Length == 0 { // it changes nothing, and must not take the place of one whose response is still to come
 		return
 	}
-	x := result{r.Tag, r.Op, st, value}
+	x := result{s.ended, r.Tag, r.Op, st, value}
 	if len(s.list) < maxCredits {
 		s.list = append(s.list, x)
 		return
@@ -58,6 +65,7 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 // renew makes a result the newest.
 func (s *results) renew(i int) {
 	x := s.list[i]
+	x.ended = s.ended
 	for k := (i + 1) % len(s.list); k != s.next; k = (i + 1) % len(s.list) {
 		s.list[i], i = s.list[k], k
 	}
@@ -66,7 +74,9 @@ func (s *results) renew(i int) {
 
 // find returns the index of the result of r, or -1.
 func (s *results) find(r *wire.Request) int {
-	return slices.IndexFunc(s.list, func(x result) bool { return x.tag == r.Tag && x.op == r.Op })
+	return slices.IndexFunc(s.list, func(x result) bool {
+		return x.tag == r.Tag && x.op == r.Op && s.ended-x.ended < tagLife
+	})
 }
 
 // again settles x if it is not to be executed: because it was done on an earlier connection of the session, or because it has a fence, and

@@ -33,7 +33,7 @@ var may = [...]Flags{
 // Request is a request: LIST and later operations.
 //
 //	0   b1, operation, flags (2)
-//	4   tag (4): the client's, unique while it waits
+//	4   tag (4): the client's, unique while it waits. Who repeats requests (Again) does not come back to a tag within 2^25 requests
 //	8   handle (4)
 //	c   length (4)
 //	10  offset in the partition (8)

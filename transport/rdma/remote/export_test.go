@@ -14,6 +14,17 @@ func Cut(qp rdma.QueuePair) {
 	}
 }
 
+// Spread has all tags of a queue pair but the first come round: they begin anew, and the first one is about to.
+func Spread(qp rdma.QueuePair) {
+	q := qp.(*queuePair)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, p := range q.pieces {
+		p.tag = uint32(i)
+	}
+	q.pieces[0].tag -= 2 * maxCredits
+}
+
 // Ending is closed when a queue pair has begun to end.
 func Ending(qp rdma.QueuePair) <-chan struct{} { return qp.(*queuePair).ctx.Done() }
 

@@ -13,23 +13,28 @@ import (
 // works it takes none for one of the other's when they are repeated, also if between the two there was one that could not be connected.
 func TestFormer(t *testing.T) {
 	for _, fails := range []bool{false, true} {
-		testFormer(t, fails)
+		testFormer(t, fails, 40, func(rdma.QueuePair) {})
+	}
+	for range 10 { // the positions of tags have not been used equally often, and tags have come round
+		testFormer(t, false, 2, remote.Spread)
 	}
 }
 
-func testFormer(t *testing.T, fails bool) {
+func testFormer(t *testing.T, fails bool, rounds int, begin func(rdma.QueuePair)) {
 	s := newStore(t)
 	f := newFar(t, s, newIWARP(t), "127.0.0.1:0", service.Config{})
 	d := open(t, remote.Config{Device: newIWARP(t)})
 	addr := f.l.Addr().String() + "/disk/log"
 	u := use(t, d, addr, 0)
-	for round := range 40 {
+	for round := range rounds {
 		former := u.qp
 		check(t, former.Close())
 		if fails {
 			former = unconnected(t, d, former)
 		}
-		u = follow(t, d, addr, 0, former)
+		if u = follow(t, d, addr, 0, former); round == 0 {
+			begin(u.qp)
+		}
 		fill := []byte{byte(round)}
 		copy(u.mem.Bytes(), bytes.Repeat(fill, 512))
 		var ws []rdma.Work

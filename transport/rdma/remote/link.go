@@ -106,13 +106,13 @@ func (q *queuePair) refuse(l *link, err error) error {
 // follow has q go on with the session of a queue pair that is closed. The service tells their requests apart by the tags.
 func (q *queuePair) follow(former *queuePair) {
 	former.mu.Lock()
-	session, lap := former.session, former.lap // of one that was never connected, that of the one before it
-	for _, p := range former.pieces {
-		lap = max(lap, p.tag/maxCredits+1)
+	session, laps := former.session, former.laps // of one that was never connected, those of the one before it
+	for i, p := range former.pieces {
+		laps[i] = p.tag / maxCredits
 	}
 	former.mu.Unlock()
 	q.mu.Lock()
-	q.session, q.lap = session, lap
+	q.session, q.laps = session, laps
 	q.mu.Unlock()
 }
 
@@ -150,7 +150,7 @@ func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 	q.credits, q.inline = int(min(m.Credits, maxCredits)), int64(m.Inline)
 	if q.pieces == nil {
 		for i := range maxCredits {
-			q.pieces = append(q.pieces, &piece{tag: q.lap*maxCredits + uint32(i), sgl: make([]rdma.SGE, 1)})
+			q.pieces = append(q.pieces, &piece{tag: q.laps[i]*maxCredits + uint32(i), sgl: make([]rdma.SGE, 1)})
 			q.tags = append(q.tags, uint32(maxCredits-1-i))
 		}
 	}

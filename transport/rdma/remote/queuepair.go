@@ -41,8 +41,8 @@ type queuePair struct {
 	handle uint32
 	// session is the number by which the service knows the queue pair on another connection.
 	session uint64
-	lap     uint32 // where tags begin, in maxCredits
-	link    *link  // nil: there is no connection now
+	laps    [maxCredits]uint32 // where the tags of each position begin, in maxCredits
+	link    *link              // nil: there is no connection now
 
 	first, last *work // posted and not retired, in order
 	free        *work

@@ -180,7 +180,10 @@ func (q *queuePair) newTag() *piece {
 	p := q.pieces[q.tags[k]]
 	q.tags = q.tags[:k]
 	p.gate, p.off, p.n, p.stag, p.again, p.forgotten, p.posted = false, 0, 0, 0, false, false, false
-	p.tag += maxCredits // so that the service does not take it for one before
+	// So the service does not take it for one before, of which it has the result. A tag comes again after 2^26 uses of its position. By then
+	// the service has forgotten the result (service.tagLife), and its answer has come long ago: answers come in order, each once, on
+	// the connection of their request alone.
+	p.tag += maxCredits
 	q.out++
 	return p
 }
