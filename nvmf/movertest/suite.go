@@ -278,7 +278,11 @@ func (b *bench) starve(left int64) (feed func()) {
 	var all []*mem.Lease
 	for _, n := range []int{longest, mem.PageSize} {
 		for b.pool.Free() >= left+int64(n) {
-			all = append(all, b.pool.Lease(n))
+			l := b.pool.Lease(n)
+			if l == nil {
+				break // what is free does not lie together
+			}
+			all = append(all, l)
 		}
 	}
 	return func() {
