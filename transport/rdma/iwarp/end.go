@@ -228,12 +228,12 @@ func (q *queuePair) Close() error {
 
 // release gives up the completion queues, receive queue and domain that the queue pair uses.
 func (q *queuePair) release() error {
-	if !q.dev.qps.Remove(&q.n) {
-		return nil
-	}
-	q.recv.Use(-1)
-	q.sendCQ.Use(-1)
-	q.recvCQ.Use(-1)
+	q.freed.Do(func() { // whoever closes it as well returns behind this
+		q.dev.qps.Remove(&q.n)
+		q.recv.Use(-1)
+		q.sendCQ.Use(-1)
+		q.recvCQ.Use(-1)
+	})
 	return nil
 }
 

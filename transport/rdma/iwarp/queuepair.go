@@ -42,8 +42,9 @@ type queuePair struct {
 	peer     *stag.Peer // Host 2, if the peer may advertise; what is in it is guarded by mu
 	peerData []byte
 
-	n  soft.Counters
-	rx rx // the reader's own
+	n     soft.Counters
+	freed sync.Once
+	rx    rx // the reader's own
 
 	mu     sync.Mutex // taken before Device.mu, completionQueue.mu, receives.mu, window.mu
 	state  state      // life.go

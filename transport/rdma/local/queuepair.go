@@ -23,6 +23,7 @@ type queuePair struct {
 	maxSGE  int
 	maxWork int
 	n       soft.Counters
+	freed   sync.Once
 
 	// At most one is set, when the queue pair is connected.
 	half     atomic.Pointer[half]
@@ -253,11 +254,12 @@ func (q *queuePair) Close() error {
 		q.stream.End()
 		q.flushReceives(nil)
 	}
-	if q.dev.qps.Remove(&q.n) {
+	q.freed.Do(func() { // whoever closes it as well returns behind this
+		q.dev.qps.Remove(&q.n)
 		q.recv.Use(-1)
 		q.sendCQ.Use(-1)
 		q.recvCQ.Use(-1)
-	}
+	})
 	return nil
 }
 

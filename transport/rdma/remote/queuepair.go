@@ -23,6 +23,7 @@ type queuePair struct {
 	maxWork int
 	order   rdma.Order
 	n       soft.Counters
+	freed   sync.Once
 
 	ctx    context.Context // ends with the queue pair
 	cancel func()
@@ -319,17 +320,14 @@ func (q *queuePair) Close() error {
 	}
 	q.mu.Unlock()
 	<-q.done
-	q.dev.mu.Lock()
-	_, ok := q.dev.qps[q]
-	if ok {
+	q.freed.Do(func() { // whoever closes it as well returns behind this
+		q.dev.mu.Lock()
 		delete(q.dev.qps, q)
 		q.n.AddTo(&q.dev.past)
-	}
-	q.dev.mu.Unlock()
-	if ok {
+		q.dev.mu.Unlock()
 		q.sendCQ.Use(-1)
 		q.recvCQ.Use(-1)
-	}
+	})
 	return nil
 }
 
