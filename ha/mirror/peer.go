@@ -41,6 +41,7 @@ type conn struct {
 	ended chan struct{}
 	once  sync.Once
 	why   error // this end has ended it; of who has called close
+	spoke bool  // the peer has said something that is taken; of who reads
 
 	// Of who owns the core.
 	queued bool         // there is something that flush has not told
@@ -326,6 +327,7 @@ func (c *conn) read() error {
 		if err != nil {
 			return err
 		}
+		c.spoke = true
 		if f.kind == frameIdle {
 			c.release(f)
 			continue
@@ -480,10 +482,13 @@ func (m *Mirror) dialOn(ctx context.Context, peer replica.ID, beats bool) {
 	wait := dialAgain
 	for ctx.Err() == nil {
 		began := time.Now()
-		if err := m.dial(ctx, peer, beats); err != nil {
+		spoke, err := m.dial(ctx, peer, beats)
+		if err != nil {
 			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "beats", beats, "reason", err)
 		}
-		if wait *= 2; time.Since(began) > dialAgainMost {
+		// One over which the other node spoke may have ended because that changes its role, which it may do several times in a row. A copy that
+		// waited longer each time would leave S.
+		if wait *= 2; spoke || time.Since(began) > dialAgainMost {
 			wait = dialAgain
 		}
 		wait = min(wait, dialAgainMost)
@@ -494,12 +499,13 @@ func (m *Mirror) dialOn(ctx context.Context, peer replica.ID, beats bool) {
 	}
 }
 
-func (m *Mirror) dial(while context.Context, peer replica.ID, beats bool) error {
+// dial makes a connection, and serves it. It reports whether the other node has said something that this one takes.
+func (m *Mirror) dial(while context.Context, peer replica.ID, beats bool) (spoke bool, err error) {
 	ctx, cancel := context.WithTimeout(while, greetWithin)
 	defer cancel()
 	c, err := m.opts.Dial(ctx, peer)
 	if err != nil {
-		return err
+		return false, err
 	}
 	conn := newConn(m, peer, c)
 	conn.beats = beats
@@ -508,20 +514,20 @@ func (m *Mirror) dial(while context.Context, peer replica.ID, beats bool) error 
 	defer conn.close()
 	_ = c.SetDeadline(time.Now().Add(greetWithin))
 	if _, err := c.Write(m.greetingTo(peer, beats)); err != nil {
-		return err
+		return false, err
 	}
 	from, links, same, err := m.greeted(c)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if from != peer || same != beats {
-		return fmt.Errorf("node %d answers in the place of node %d, or takes beats for data", from, peer)
+		return false, fmt.Errorf("node %d answers in the place of node %d, or takes beats for data", from, peer)
 	}
 	if links {
 		l, err := m.join(ctx, c)
 		if err != nil {
 			m.logSome(&m.refusals, slog.LevelWarn, "a node of a mirror cannot be reached over the transport of the cluster", slog.Any("node", peer), slog.Any("reason", err))
-			return err
+			return false, err
 		}
 		conn.use(l)
 	}
@@ -534,7 +540,7 @@ func (m *Mirror) dial(while context.Context, peer replica.ID, beats bool) error 
 		defer cancel()
 	}
 	conn.serve()
-	return nil
+	return conn.spoke, nil
 }
 
 // acceptOn takes connections of nodes with lower numbers.

@@ -81,6 +81,31 @@ func TestSwitchToOneOf(t *testing.T) {
 	}
 }
 
+// TestSwitchesInARow: switches that follow each other quickly. No copy leaves S, though connections begin anew with each where a device gives keys away.
+func TestSwitchesInARow(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		l.begin()
+		defer l.end()
+		from, to := l.nodes[0], l.nodes[1]
+		l.level(from)
+		before := from.mirror.State().View
+		const switches = 6
+		for range switches {
+			l.write(from, 0, bytesOf(4096, 1))
+			if err := from.mirror.SwitchTo(t.Context(), to.id); err != nil {
+				t.Fatal(err)
+			}
+			l.serves(to)
+			from, to = to, from
+		}
+		l.write(from, 0, bytesOf(4096, 2))
+		time.Sleep(from.mirror.cfg.SlowCopy)
+		if v := from.mirror.State().View; v.Version != before.Version+switches || v.InSync != before.InSync {
+			t.Errorf("%d switches lead from %+v to %+v", switches, before, v)
+		}
+	})
+}
+
 // failing are views of nodes of which one hangs in the moment in which another one gives it the office. Who is deaf does not learn of that.
 type failing struct {
 	voter
