@@ -30,6 +30,7 @@ type command struct {
 	ready      bool     // may be posted to the endpoint
 
 	settled bool // it is not executed: status and value are its answer
+	kept    bool // they are a result of an earlier connection
 	status  wire.Status
 	value   uint64
 
@@ -394,7 +395,7 @@ func (x *command) answer(st wire.Status, value uint64) {
 	}
 	r := wire.Response{Op: x.r.Op, Status: st, Tag: x.r.Tag, Credits: uint32(c.s.cfg.Credits), Value: value}
 	if h != nil {
-		h.results.note(&x.r, st, value)
+		h.results.note(&x.r, st, value, x.kept)
 		h.commands--
 		r.Durable = h.endpoint.Sequence().Durable()
 	}
@@ -497,7 +498,7 @@ func (x *command) end() {
 		x.guard = nil
 	}
 	x.ticks = 0
-	x.h, x.ready, x.settled, x.failed, x.closes, x.stag = nil, false, false, false, false, 0
+	x.h, x.ready, x.settled, x.kept, x.failed, x.closes, x.stag = nil, false, false, false, false, false, 0
 	x.sgl[0], x.out[0] = rdma.SGE{}, rdma.SGE{}
 	x.c.free = append(x.c.free, x)
 }

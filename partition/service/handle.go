@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/invariant"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
 )
@@ -176,7 +177,9 @@ func (h *handle) close() {
 		}
 		_ = h.qp.Close()
 		h.c.mu.Lock()
-		h.c.unlock() // how everything has ended that was posted
+		h.c.work() // how everything has ended that was posted
+		invariant.Check(h.commands == 0, "partition/service: results are still to come of a session that is remembered")
+		h.c.mu.Unlock()
 		h.c.s.remember(h)
 		close(h.closed())
 	})

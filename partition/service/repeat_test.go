@@ -343,6 +343,40 @@ func TestFenceTakesNoPlace(t *testing.T) {
 	}
 }
 
+// The result of a request that waits for its fence once more is kept, though on a handle on which works start freely more requests pass it than results
+// are kept, and the connection is lost again before it is answered.
+func TestResultOfAFenceThatWaits(t *testing.T) {
+	const slow = 1 << 20 // an offset
+	write := wire.Request{Op: wire.Write, Flags: wire.Inline | wire.Fence, Tag: 3, Length: 512}
+	add := wire.Request{Op: wire.Add, Flags: wire.Fence, Tag: 3, Length: 8, New: 5}
+	for what, x := range map[string]struct{ first, then wire.Request }{
+		"a Write":             {write, write},
+		"an atomic operation": {add, add},
+		"a Write, asked for with one of no octets": {write, wire.Request{Op: wire.Write, Flags: wire.Fence, Tag: 3}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t, false, plenty, service.Config{})
+			c := b.use(0)
+			was := c.do(x.first)
+			x.then.Flags |= wire.Again
+			session := c.info.Session
+			c = b.resume(c, session, 0)
+			await, release := b.store.Hold(func(op *backend.Op) bool { return op.Off == slow })
+			c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 512, Offset: slow})
+			await(1)
+			c.request(x.then)
+			for tag := range uint32(64) {
+				c.do(wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 10 + tag, Length: 512, Offset: 4096})
+			}
+			release()
+			c = b.resume(c, session, 0)
+			if r := c.do(x.then); r.Status != was.Status || r.Value != was.Value {
+				t.Errorf("repeated for the second time it has the result %v, %d; it was %v, %d", r.Status, r.Value, was.Status, was.Value)
+			}
+		})
+	}
+}
+
 // What was done before the partition has gone is answered as done, not as refused.
 func TestDoneBeforeItHasGone(t *testing.T) {
 	b := newBench(t, false, plenty, service.Config{})

@@ -11,7 +11,8 @@ import (
 // results are those of the last requests of a session that change something. A client that has lost its connection does
 // not know which requests were done: it sends again what has had no response (wire.Again), and gets the result from
 // here. It has at most maxCredits requests without a response, and has had the responses of those before them, for
-// responses come in the order of the list: that in which requests end, or are answered again.
+// responses come in the order of the list: that in which requests end, or are answered again. One that waits for its fence once more has its result
+// with it (command.kept): requests of which the client has the responses may pass it, and take the place of the result.
 type results struct {
 	list  []result // the oldest is at next
 	next  int
@@ -31,8 +32,8 @@ type result struct {
 }
 
 // note keeps the result of r, if that is one that counts: r was executed, and may not be executed again; or its fence has kept it from that, and
-// what comes behind it may have been executed since.
-func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
+// what comes behind it may have been executed since. kept: r has found the result here, which becomes the newest.
+func (s *results) note(r *wire.Request, st wire.Status, value uint64, kept bool) {
 	s.ended++
 	switch r.Op {
 	case wire.Write, wire.Discard, wire.Swap, wire.Add:
@@ -44,13 +45,12 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 	default:
 		return
 	}
-	if r.Flags&wire.Again != 0 {
+	if kept {
 		if i := s.find(r); i >= 0 {
 			s.renew(i)
 			return
 		}
-	}
-	if r.Length == 0 { // it changes nothing, and must not take the place of one whose response is still to come
+	} else if r.Length == 0 { // it changes nothing, and must not take the place of one whose response is still to come
 		return
 	}
 	x := result{s.ended, r.Tag, r.Op, st, value}
@@ -87,6 +87,7 @@ func (h *handle) again(x *command) {
 			r := h.results.list[i]
 			h.failed = r.status != wire.OK && r.status != wire.Fenced || h.failed && !x.fenced()
 			x.settle(r.status, r.value)
+			x.kept = true
 			return
 		}
 	}

@@ -19,7 +19,7 @@ const (
 	Durable Flags = 1 << 2
 	Inline  Flags = 1 << 3 // the octets follow
 	Relaxed Flags = 1 << 4 // need not wait for those before it on a strict handle
-	Again   Flags = 1 << 5 // sent before, with this tag, on an earlier connection of the session: it is done once
+	Again   Flags = 1 << 5 // sent before, with this tag, on an earlier connection of the session: it is done once. New requests come behind those
 )
 
 // may are the flags of an operation.
