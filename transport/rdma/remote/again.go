@@ -147,7 +147,7 @@ func (q *queuePair) longest() (n int64) {
 //     is a fence that may have been executed behind one of these, nor what has a fence behind that (O6).
 //   - A Read may find what was changed by a work that had to come behind it (overtaken).
 //
-// These end with StatusTransport.
+// These end with StatusTransport. If one of them had to wait for the Reads before it, the first work behind it that does not end waits for them.
 func (q *queuePair) repeat(known bool) {
 	clear(q.sends)
 	clear(q.senders)
@@ -163,8 +163,10 @@ func (q *queuePair) repeat(known bool) {
 	for w := q.first; w != nil; w = w.next {
 		ps = append(ps, q.inOrder(w)...)
 	}
+	behind := false // a work was given up that had waited for Reads
 	for _, p := range ps {
 		w := p.w
+		w.behind, behind = w.behind || behind, false
 		seen := w.gate == gatePassed || w.gate == gateDoomed // its fence
 		switch {
 		case p.direct: // there was no request before it, and a fence behind it has waited
@@ -190,6 +192,7 @@ func (q *queuePair) repeat(known bool) {
 			q.resend(p)
 		case w.isAtomic() || w.changes() && q.isToldOf(w):
 			unknown[w.chain] = true
+			behind = q.waitsForReads(w)
 			w.status, w.err = rdma.StatusTransport, errUnknown
 			q.answered(p)
 		case w.opcode == rdma.OpRead && q.overtaken(w):
@@ -197,6 +200,7 @@ func (q *queuePair) repeat(known bool) {
 				q.doom(p, rdma.StatusTransport, errOvertaken)
 				continue
 			}
+			behind = q.waitsForReads(w)
 			w.status, w.err = rdma.StatusTransport, errOvertaken
 			q.answered(p)
 		default:
@@ -206,6 +210,13 @@ func (q *queuePair) repeat(known bool) {
 			}
 			q.resend(p)
 		}
+	}
+	switch {
+	case !behind:
+	case q.unsent != nil:
+		q.unsent.behind = true
+	default:
+		q.behind = true // the next one that is posted
 	}
 }
 
@@ -238,7 +249,7 @@ func (w *work) isAtomic() bool {
 func (q *queuePair) overtaken(w *work) bool {
 	behind := false
 	for v := w.next; v != nil; v = v.next {
-		behind = behind || v.fence || v.opcode == rdma.OpFlush || v.isAtomic() && q.isStrict(v)
+		behind = behind || v.behind || v.fence || v.opcode == rdma.OpFlush || v.isAtomic() && q.isStrict(v)
 		follows := behind || v.opcode == rdma.OpDiscard && q.isStrict(v) && q.isStrict(w)
 		if follows && v.changes() && v.began && w.off < v.off+v.n && v.off < w.off+w.n {
 			return true

@@ -150,7 +150,7 @@ func (q *queuePair) resendDirect(p *piece) {
 	if w.opcode == rdma.OpRead {
 		x.Flags |= rdma.Signaled
 	}
-	if w.fence && p.off == 0 {
+	if (w.fence || w.behind) && p.off == 0 {
 		x.Flags |= rdma.Fence
 	}
 	q.sends = append(q.sends, x)
@@ -158,9 +158,9 @@ func (q *queuePair) resendDirect(p *piece) {
 }
 
 // waitsForReads reports whether a request of w has to wait for RDMA Reads before it: if it has a fence, and if it
-// does on a strict queue pair what only a Write may do before an earlier Read has read (O1).
+// does on a strict queue pair what only a Write may do before an earlier Read has read (O1), or is the first behind one that did.
 func (q *queuePair) waitsForReads(w *work) bool {
-	return w.fence || q.isStrict(w) && w.opcode != rdma.OpRead && w.opcode != rdma.OpWrite
+	return w.behind || w.fence || q.isStrict(w) && w.opcode != rdma.OpRead && w.opcode != rdma.OpWrite
 }
 
 // isStrict reports whether w comes behind what was posted before (O1).

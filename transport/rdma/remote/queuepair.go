@@ -46,6 +46,7 @@ type queuePair struct {
 	link    *link              // nil: there is no connection now
 
 	first, last *work // posted and not retired, in order
+	behind      bool  // the next work that is posted waits for Reads: see work.behind
 	free        *work
 	posted      int   // in the list
 	unsent      *work // the first that is not sent as a whole

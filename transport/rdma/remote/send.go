@@ -80,7 +80,7 @@ func (q *queuePair) sendMore(w *work) bool {
 			w.gate = gateDue
 		}
 	}
-	if q.waitsForDirect(w) || q.waitsForForgotten(w) {
+	if q.waitsForDirect(w) || q.waitsForForgotten(w) || w.waitsInPlace() {
 		return false
 	}
 	if w.direct {
@@ -124,6 +124,20 @@ func (q *queuePair) waitsForForgotten(w *work) bool {
 	}
 	for _, p := range q.pieces {
 		if p.forgotten && p.w.fence && p.w.chain == w.chain-1 {
+			return true
+		}
+	}
+	return false
+}
+
+// waitsInPlace reports whether w has to wait for a Read in the place of a work that was given up. The service knows nothing of that one, so it may
+// execute w before the Read.
+func (w *work) waitsInPlace() bool {
+	if !w.behind || w.began {
+		return false
+	}
+	for v := w.prev; v != nil; v = v.prev {
+		if v.opcode == rdma.OpRead && v.state != complete {
 			return true
 		}
 	}

@@ -42,7 +42,9 @@ type work struct {
 	failed int64 // where the first failure is
 	// harmless: a fence behind it is executed although it has failed.
 	harmless bool
-	seq      uint64
+	// behind: a work before it was given up that had waited for the Reads before that one. This one waits for them in its place.
+	behind bool
+	seq    uint64
 }
 
 // gate is how far a request of no octets has come that carries the fence in place of its work. There is one if the
@@ -92,6 +94,7 @@ func (q *queuePair) postOne(ws []rdma.Work, i int) error {
 		q.recycle(w)
 		return &rdma.WorkError{Index: i, Op: ws[i].Op, What: what}
 	}
+	w.behind, q.behind = q.behind, false
 	if w.prev, w.next = q.last, nil; q.last == nil {
 		q.first = w
 	} else {
