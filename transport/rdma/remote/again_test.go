@@ -763,6 +763,44 @@ func TestReadOvertakenInOrder(t *testing.T) {
 	}
 }
 
+// A Write behind an atomic operation that is given up comes behind the Read before that one all the same (O1): it waits for that, though it was not sent, for want
+// of credits, when the connection was lost, or is posted later.
+func TestBehindGivenUp(t *testing.T) {
+	for _, isLater := range []bool{false, true} {
+		connections := 0
+		h := newHang()
+		var u *user
+		var write rdma.Work
+		s := lie(t, nil, func(m *wire.AttachedMessage) {
+			connections++
+			m.Session, m.Credits = uint64(connections), 2
+		}, func(r wire.Request, p *wire.Response) []byte {
+			switch {
+			case connections == 1:
+				h.hang()
+			case r.Op == wire.Read:
+				if isLater {
+					u.post(write)
+				}
+				if !remote.IsUnsent(u.qp) {
+					t.Errorf("later: %v: a Write is sent before the answer of a Read that it must not pass", isLater)
+				}
+			}
+			return p.AppendTo(nil)
+		})
+		u = use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+		write = u.work(rdma.OpWrite, 3, 0, 512, 512, 0)
+		u.post(u.work(rdma.OpRead, 1, 0, 0, 512, 0), u.work(rdma.OpFetchAdd, 2, 0, 1024, 8, 4096))
+		if !isLater {
+			u.post(write)
+		}
+		h.cut(u)
+		u.want(1, rdma.StatusOK)
+		u.want(2, rdma.StatusTransport)
+		u.want(3, rdma.StatusOK)
+	}
+}
+
 // A Read that is not done again, and has a fence, is one for the service all the same: what fails before it is not held against the fence behind it.
 func TestOvertakenReadWithFence(t *testing.T) {
 	connections, fences := 0, 0

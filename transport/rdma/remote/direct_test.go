@@ -2,10 +2,13 @@ package remote_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"slices"
+	"sync"
 	"testing"
 
 	"oneshot/backend"
@@ -220,6 +223,73 @@ func TestDirectOrder(t *testing.T) {
 				t.Fatalf("order %d: a Read does not find what was discarded before it", order)
 			}
 		}
+	}
+}
+
+// tap is a device that keeps what is posted to its newest queue pair, and loses it while deaf is set.
+type tap struct {
+	rdma.Device
+	mu     sync.Mutex
+	deaf   bool        // guarded by mu, as is
+	posted []rdma.Work // what
+}
+
+type tapQueuePair struct {
+	rdma.QueuePair
+	d *tap
+}
+
+func (d *tap) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	qp, err := d.Device.NewQueuePair(c)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.posted = nil
+	return &tapQueuePair{qp, d}, err
+}
+
+func (d *tap) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p rdma.ConnParams) error {
+	return d.Device.Connect(ctx, qp.(*tapQueuePair).QueuePair, addr, p)
+}
+
+func (q *tapQueuePair) Post(ws []rdma.Work) (int, error) {
+	q.d.mu.Lock()
+	deaf := q.d.deaf
+	q.d.posted = append(q.d.posted, ws...)
+	q.d.mu.Unlock()
+	if deaf {
+		return len(ws), nil
+	}
+	return q.QueuePair.Post(ws)
+}
+
+func (d *tap) setDeaf(is bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.deaf = is
+}
+
+// What is sent behind an atomic operation that is given up has the fence that this one had: an RDMA Read is not passed by a Write that must
+// not (O1).
+func TestDirectBehindGivenUp(t *testing.T) {
+	for _, sent := range []int{3, 2} { // works, when the connection is lost
+		f := newDirect(t, newMemory(t))
+		d := &tap{Device: newIWARP(t)}
+		u := use(t, open(t, remote.Config{Device: d}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+		ws := []rdma.Work{u.work(rdma.OpRead, 1, 0, 0, 512, 0), u.work(rdma.OpFetchAdd, 2, 0, 1024, 8, 4096), u.work(rdma.OpWrite, 3, 0, 512, 512, 0)}
+		d.setDeaf(true)
+		u.post(ws[:sent]...)
+		d.setDeaf(false)
+		f.forget(service.Config{})(u.qp)
+		u.want(1, rdma.StatusOK)
+		u.want(2, rdma.StatusTransport)
+		u.post(ws[sent:]...)
+		u.want(3, rdma.StatusOK)
+		d.mu.Lock()
+		read := slices.IndexFunc(d.posted, func(w rdma.Work) bool { return w.Op == rdma.OpRead })
+		if read < 0 || read+1 == len(d.posted) || d.posted[read+1].Flags&rdma.Fence == 0 {
+			t.Errorf("%d were sent: behind the RDMA Read %d nothing waits for it: %+v", sent, read, d.posted)
+		}
+		d.mu.Unlock()
 	}
 }
 

@@ -25,6 +25,14 @@ func Spread(qp rdma.QueuePair) {
 	q.pieces[0].tag -= 2 * maxCredits
 }
 
+// IsUnsent reports whether something of a work that was posted is not sent.
+func IsUnsent(qp rdma.QueuePair) bool {
+	q := qp.(*queuePair)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.unsent != nil
+}
+
 // Ending is closed when a queue pair has begun to end.
 func Ending(qp rdma.QueuePair) <-chan struct{} { return qp.(*queuePair).ctx.Done() }
 
