@@ -154,8 +154,11 @@ func (a Address) HasCarrier() (bool, error) {
 func hasCarrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
 
 // Unlinked returns the name of the interface that has an address of this machine, if that has no link to anything. Empty: an interface that has one has the
-// address, or none has it.
+// address, or none has it, as none has that which stands for all.
 func Unlinked(ip netip.Addr) (name string, err error) {
+	if !ip.IsValid() || ip.IsUnspecified() {
+		return "", nil
+	}
 	list, err := netlink.AddrList(nil, Address{IP: ip}.family())
 	for i := range list {
 		if other, ok := netip.AddrFromSlice(list[i].IP); !ok || other.Unmap() != ip.WithZone("") {

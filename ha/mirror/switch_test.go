@@ -99,7 +99,7 @@ func TestSwitchesInARow(t *testing.T) {
 			from, to = to, from
 		}
 		l.write(from, 0, bytesOf(4096, 2))
-		time.Sleep(from.mirror.cfg.SlowCopy)
+		l.level(from)
 		if v := from.mirror.State().View; v.Version != before.Version+switches || v.InSync != before.InSync {
 			t.Errorf("%d switches lead from %+v to %+v", switches, before, v)
 		}
