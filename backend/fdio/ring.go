@@ -22,7 +22,7 @@ const (
 	// go to the workers.
 	ringIOV = 8
 	// maxReap is how many completions are taken at once. When there are more than that,
-	// another goroutine helps: completing may mean to answer an initiator.
+	// another goroutine helps: completing may mean to answer an initiator. Who is in Await needs no help: he waits for them.
 	maxReap = 16
 	// maxReapers bounds the goroutines that complete operations of one store.
 	maxReapers = 4
@@ -90,7 +90,7 @@ func onFUSE(fd int) bool {
 // serve starts the goroutine that completions wake.
 func (r *ring) serve() {
 	r.wg.Go(func() {
-		if err := r.u.Serve(r.reap); err != nil {
+		if err := r.u.Serve(func() { r.reap(true) }); err != nil {
 			panic("fdio: the runtime cannot poll an io_uring: " + err.Error()) // it polls what epoll does
 		}
 	})
@@ -234,12 +234,12 @@ func (r *ring) release(n int32) request {
 	return q
 }
 
-// reap completes operations as long as there are completions.
-func (r *ring) reap() {
+// reap completes operations as long as there are completions. It may call for help.
+func (r *ring) reap(help bool) {
 	var cqes [maxReap]uring.CQE
 	var done [maxReap]request
 	for {
-		n := r.take(cqes[:])
+		n := r.take(cqes[:], help)
 		if n == 0 {
 			return
 		}
@@ -271,7 +271,7 @@ func (r *ring) await() bool {
 	r.reapMu.Lock()
 	r.awaited = false // Serve may have been told of what has come by now, and does not look again
 	r.reapMu.Unlock()
-	r.reap()
+	r.reap(false)
 	return true
 }
 
@@ -314,8 +314,8 @@ func (r *ring) deliver(cqes []uring.CQE, done []request) {
 	}
 }
 
-// take takes completions, and calls for help if it leaves some.
-func (r *ring) take(cqes []uring.CQE) int {
+// take takes completions, and may call for help if it leaves some.
+func (r *ring) take(cqes []uring.CQE, help bool) int {
 	r.reapMu.Lock()
 	defer r.reapMu.Unlock()
 	if r.awaited {
@@ -325,7 +325,7 @@ func (r *ring) take(cqes []uring.CQE) int {
 	if n > 0 {
 		r.inside++
 	}
-	if more && r.reapers+1 < min(maxReapers, runtime.GOMAXPROCS(0)) {
+	if help && more && r.reapers+1 < min(maxReapers, runtime.GOMAXPROCS(0)) {
 		r.reapers++
 		r.wg.Add(1)
 		go r.help()
@@ -336,7 +336,7 @@ func (r *ring) take(cqes []uring.CQE) int {
 // reapAndLeave is reap for a helper.
 func (r *ring) reapAndLeave() {
 	defer r.wg.Done()
-	r.reap()
+	r.reap(true)
 	r.reapMu.Lock()
 	r.reapers--
 	r.reapMu.Unlock()

@@ -216,6 +216,37 @@ func TestRingHelpers(t *testing.T) {
 	}
 }
 
+// Who waits for many completions himself calls no helper, which would have to be woken.
+func TestAwaitNeedsNoHelp(t *testing.T) {
+	s := mustOpen(t, Config{IO: Uring}, true)
+	defer mustClose(t, s)
+	r, err := newRing(s) // nobody serves it: what completes, Await takes
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.help = func() {
+		defer r.wg.Done()
+		t.Error("a helper was called")
+	}
+	b := aligned(t, ringDepth*4096)
+	ops, left := make([]backend.Op, ringDepth), 0
+	count := completer(func(*backend.Op) { left-- })
+	for range 20 {
+		for left = range ops {
+			ops[left] = backend.Op{Kind: backend.Read, Off: int64(left) * 4096, Len: 4096, Segs: [][]byte{b[left*4096:][:4096]}, Done: count, Flags: backend.More}
+			s.seq.Enter(&ops[left])
+			r.start(&ops[left])
+		}
+		r.kick()
+		for left++; left > 0; {
+			r.await()
+		}
+	}
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // corker is a Completer of several operations.
 type corker struct {
 	log []string
@@ -368,7 +399,7 @@ func TestAwaitTakes(t *testing.T) {
 	op := &backend.Op{Kind: backend.Read, Len: 4096, Segs: [][]byte{aligned(t, 4096)}, Done: d}
 	s.Submit(op)
 	s.ring.u.Wait(time.Minute)
-	s.ring.reap() // as Serve does
+	s.ring.reap(true) // as Serve does
 	if len(d) != 0 || s.Await() {
 		t.Error("somebody else has taken what is waited for, or waits, too")
 	}
