@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -47,16 +48,25 @@ func TestParseFIO(t *testing.T) {
 func TestReport(t *testing.T) {
 	var results []result
 	for _, p := range points {
-		results = append(results, result{p, [][]sample{{{1000, 2, 1, 0.5}, {3000, 4, 1, 0.5}}, {{4000, 1, 0, 1}}}})
+		results = append(results, result{p, [][]sample{{{1000, 2, 1, 0.5}, {3000, 4, 1, 0.5}}, {{4000, 1, 0, 1}}, {{5000, 1, 0, 1}}}[:len(p.contenders)]})
 	}
 	results[0].point.goal = 0.5
 	text := table(options{Options: harness.Options{Rounds: 2, Seconds: 1}}, results)
 	for _, want := range []string{
 		"## log, 16 appenders, 512 B\n\nGoal: a ratio of 0.95, missed.\n", "batch 32\n\nGoal: a ratio of 0.50, met.\n", "depth 1\n\n| |", "| endpoint/wal | 2000 | 1000 – 3000 | 0.50 | 500000 | 3.00 | 1.00 | 0.500 |", "| fio, io_uring | 4000 | 4000 – 4000 | 1.00 |",
+		"| bare exchange of as many bytes | 5000 | 5000 – 5000 | 1.25 |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
+	}
+	o := options{Options: harness.Options{Only: regexp.MustCompile("^endpoint/"), Points: regexp.MustCompile("^log")}}
+	alone := o.selected()
+	if len(alone) != 1 || len(alone[0].contenders) != 1 {
+		t.Fatalf("the flags select %v", alone)
+	}
+	if text := table(o, []result{{alone[0], [][]sample{{{1000, 2, 1, 0.5}}}}}); strings.Contains(text, "Goal") || !strings.Contains(text, "| endpoint/wal | 1000 | 1000 – 1000 | 1.00 |") {
+		t.Error(text)
 	}
 	if n := harnesstest.Rects(t, picture(results)); n < len(points) {
 		t.Errorf("%d rectangles", n)

@@ -45,12 +45,20 @@ var points = []point{
 		{"endpoint", over(memoryStore, remoteLoad(load.Config{Depth: 32}))}, {"one-shot READ of a LUN", over(memoryStore, lunLoad(32))},
 	}},
 	{"remote, memory, 4 KiB read, depth 1", 1 / 0.85, []contender{ // of the latency
-		{"endpoint", over(memoryStore, remoteLoad(load.Config{Depth: 1}))}, {"one-shot READ of a LUN", over(memoryStore, lunLoad(1))},
+		{"endpoint", over(memoryStore, remoteLoad(load.Config{Depth: 1}))},
+		{"one-shot READ of a LUN", over(memoryStore, lunLoad(1))},
+		{"bare exchange of as many bytes", bareRead},
 	}},
 	{"remote, file, 4 KiB durable write, depth 1", 1 / 0.6, []contender{ // of the latency
-		{"endpoint", over(inFile, remoteLoad(load.Config{Depth: 1, Op: load.Write, Durable: true}))}, {"WRITE and SYNCHRONIZE CACHE of a LUN", over(inFile, syncedLUN)},
+		{"endpoint", over(inFile, remoteLoad(load.Config{Depth: 1, Op: load.Write, Durable: true}))},
+		{"WRITE and SYNCHRONIZE CACHE of a LUN", over(inFile, syncedLUN)},
+		{"bare exchange, pwrite and fdatasync", bareWrite},
 	}},
-	{"remote, log, 16 appenders, 512 B", 0.8, []contender{{"endpoint/wal", over(inFile, remoteLog)}, {"pwrite and fdatasync in one process", plainLog}}},
+	{"remote, log, 16 appenders, 512 B", 0.8, []contender{
+		{"endpoint/wal", over(inFile, remoteLog)},
+		{"pwrite and fdatasync in one process", plainLog},
+		{"bare exchange, pwrite and fdatasync", bareLog},
+	}},
 }
 
 // processor is the processor time of this process.
@@ -242,7 +250,7 @@ func prepare(dir string) (string, error) {
 // diskBatch is after how many completions works are posted again to a disk: it begins with these while the others are still looked at.
 // Many disks tell of a batch when all of it is done. Who posts 32 together then has 32 completions together, and no disk
 // that works meanwhile. fio posts one at a time.
-const diskBatch = 8
+const diskBatch = 2
 
 func fileLoad(op rdma.Opcode) func(context.Context, string, float64) (sample, error) {
 	return func(ctx context.Context, dir string, seconds float64) (s sample, err error) {
@@ -360,7 +368,19 @@ func plainLog(_ context.Context, dir string, seconds float64) (s sample, err err
 		return s, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	g := &grouped{f: f}
+	s, syncs, err := groupedLog(seconds, func(b []byte, off int64) error {
+		if _, err := f.WriteAt(b, off); err != nil {
+			return err
+		}
+		return syscall.Fdatasync(int(f.Fd()))
+	})
+	s.copies, s.syncs = 1, syncs
+	return s, err
+}
+
+// groupedLog has commit write what all have appended meanwhile, and make it durable. syncs is how often it did, per record.
+func groupedLog(seconds float64, commit func(b []byte, off int64) error) (s sample, syncs float64, err error) {
+	g := &grouped{commit: commit}
 	g.work.L, g.done.L = &g.mu, &g.mu
 	var writer sync.WaitGroup
 	writer.Go(g.write)
@@ -370,13 +390,12 @@ func plainLog(_ context.Context, dir string, seconds float64) (s sample, err err
 	g.work.Signal()
 	g.mu.Unlock()
 	writer.Wait()
-	s.copies, s.syncs = 1, float64(g.syncs)/float64(n)
-	return s, errors.Join(err, g.err)
+	return s, float64(g.syncs) / float64(n), errors.Join(err, g.err)
 }
 
 // grouped is a log with as much as is needed: no sequence, no checksum, and records of whole sectors.
 type grouped struct {
-	f          *os.File
+	commit     func(b []byte, off int64) error
 	mu         sync.Mutex
 	work, done sync.Cond
 	buf, spare []byte
@@ -424,10 +443,7 @@ func (g *grouped) write() {
 		}
 		g.buf, g.off = g.spare[:0], off+int64(len(b))
 		g.mu.Unlock()
-		_, err := g.f.WriteAt(b, off)
-		if err == nil {
-			err = syscall.Fdatasync(int(g.f.Fd()))
-		}
+		err := g.commit(b, off)
 		g.mu.Lock()
 		g.spare, g.durable, g.err = b, n, err
 		g.syncs++

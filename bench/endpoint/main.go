@@ -16,6 +16,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"oneshot/bench/harness"
 )
@@ -41,10 +42,7 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	var results []result
-	for _, p := range points {
-		if !o.Points.MatchString(p.name) {
-			continue
-		}
+	for _, p := range o.selected() {
 		r, err := measure(ctx, &o, p, dir)
 		if err != nil {
 			return err
@@ -57,7 +55,18 @@ func run(ctx context.Context, o options) (err error) {
 	return o.WriteReport("endpoint", table(o, results), picture(results))
 }
 
-// point is a kind of load, and who does it; the first is ours, the second what it is compared with.
+// selected are the points that the flags select, each with the contenders that they select.
+func (o *options) selected() (ps []point) {
+	for _, p := range points {
+		p.contenders = slices.DeleteFunc(slices.Clone(p.contenders), func(c contender) bool { return !o.Only.MatchString(c.name) })
+		if o.Points.MatchString(p.name) && len(p.contenders) > 0 {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+// point is a kind of load, and who does it; the first is ours, the second what it is compared with, and a third shows what is possible.
 type point struct {
 	name       string
 	goal       float64 // the ratio of operations per second; 0: there is none
@@ -82,6 +91,9 @@ type result struct {
 	point   point
 	samples [][]sample // by contender
 }
+
+// base is the rate that others are compared with. With -only it may be our own.
+func (r result) base() float64 { return harness.Median(r.samples[min(1, len(r.samples)-1)], rate) }
 
 func measure(ctx context.Context, o *options, p point, dir string) (r result, err error) {
 	r.point = p

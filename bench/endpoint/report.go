@@ -20,7 +20,7 @@ Why a goal is missed stands in [Performance](../../docs/performance.md#endpoints
 `, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), o.Rounds, o.Seconds)
 	for _, r := range results {
 		fmt.Fprintf(&b, "\n## %s\n\n%s| | operations/s | range | ratio | ns each | processor µs | copies | syncs |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", r.point.name, r.verdict())
-		base := harness.Median(r.samples[1], rate)
+		base := r.base()
 		for i, c := range r.point.contenders {
 			s := r.samples[i]
 			all := harness.Sorted(s, rate)
@@ -35,11 +35,11 @@ Why a goal is missed stands in [Performance](../../docs/performance.md#endpoints
 
 // verdict is a paragraph about the goal, if there is one.
 func (r result) verdict() string {
-	if r.point.goal == 0 {
+	if r.point.goal == 0 || len(r.samples) == 1 {
 		return ""
 	}
 	word := "missed"
-	if harness.Median(r.samples[0], rate) >= r.point.goal*harness.Median(r.samples[1], rate) {
+	if harness.Median(r.samples[0], rate) >= r.point.goal*r.base() {
 		word = "met"
 	}
 	return fmt.Sprintf("Goal: a ratio of %.2f, %s.\n\n", r.point.goal, word)
@@ -54,9 +54,9 @@ func picture(results []result) string {
 		Width: 1000, Labels: 330, Bar: 14, Gap: 12, Scale: 400, Widest: 1.5, Ticks: harness.Percents(50, 150),
 	}
 	for _, r := range results {
-		v := harness.Median(r.samples[0], rate) / harness.Median(r.samples[1], rate)
+		v := harness.Median(r.samples[0], rate) / r.base()
 		c.Groups = append(c.Groups, harness.Group{Label: r.point.name, Bars: []harness.Bar{{
-			Value: v, Colour: harness.Blue, Text: fmt.Sprintf("%.2f × %s", v, r.point.contenders[1].name),
+			Value: v, Colour: harness.Blue, Text: fmt.Sprintf("%.2f × %s", v, r.point.contenders[min(1, len(r.samples)-1)].name),
 		}}})
 	}
 	return c.SVG()
