@@ -143,6 +143,13 @@ func (b *bench) run(ctx context.Context, dir string) error {
 			return err
 		}
 	}
+	files, err := filepath.Glob(filepath.Join(dir, "*", "*.img"))
+	if err != nil {
+		return err
+	}
+	if err := harness.CacheAlike(files...); err != nil {
+		return err
+	}
 	results, err := harness.Each(&b.Options, points(b.quick), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && len(results) > 0 {
 		log.Printf("the time is over (-limit); the report has the loads that were measured. The last one: %v", err)
