@@ -2,8 +2,8 @@
 // SCSI. A request is a 48-byte header, followed by the data of a write; its
 // answer is a 48-byte header, followed by the data of a read.
 //
-//   echo serve PORT                                       on 127.0.0.1
-//   echo load PORT read|write SIZE DEPTH CONNECTIONS SECONDS
+//   echo serve [ADDRESS:]PORT                             127.0.0.1 without ADDRESS
+//   echo load [ADDRESS:]PORT read|write SIZE DEPTH CONNECTIONS SECONDS
 //
 // Both ends are one thread with epoll, which reads as much as there is and sends
 // all that follows from it with one writev. Build: cc -O2 -o echo echo.c
@@ -29,10 +29,13 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 48, "header");
 
+#ifndef MEMORY_MIB
+#define MEMORY_MIB 256
+#endif
 enum {
 	QUEUE = 1024, // messages waiting to be sent, more than DEPTH
 	INPUT = 64 << 10,
-	MEMORY = 256 << 20,
+	MEMORY = MEMORY_MIB << 20,
 };
 
 struct message { struct header h; uint8_t *data; };
@@ -251,9 +254,14 @@ static int load(struct sockaddr_in *addr, char **argv)
 int main(int argc, char **argv)
 {
 	if (argc < 3)
-		fail(argv[0], "serve PORT | load PORT read|write SIZE DEPTH CONNECTIONS SECONDS");
-	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[2])),
-				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+		fail(argv[0], "serve [ADDRESS:]PORT | load [ADDRESS:]PORT read|write SIZE DEPTH CONNECTIONS SECONDS");
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	char *port = strchr(argv[2], ':');
+	if (port) {
+		*port++ = 0;
+		check(inet_aton(argv[2], &addr.sin_addr), "address");
+	}
+	addr.sin_port = htons((uint16_t)atoi(port ? port : argv[2]));
 	epfd = epoll_create1(0);
 	memory = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	check(memory != MAP_FAILED, "mmap");

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
 const (
@@ -35,7 +37,7 @@ type contender struct {
 	transport string
 	name      string // IQN or NQN
 	port      int    // of its portal
-	disk      string
+	disk      string // empty: it has none
 }
 
 func (c contender) String() string { return c.target + ", " + c.transport }
@@ -60,6 +62,7 @@ var contenders = []contender{
 	{target: nvmet, transport: overNVMeRXE, name: nqn + "nvmet-rdma", port: 4423},
 	{target: ours, transport: overNVMeTCP, name: nqn + "tcp", port: 4422},
 	{target: nvmet, transport: overNVMeTCP, name: nqn + "nvmet-tcp", port: 4424},
+	rawEcho,
 }
 
 // bench is a run.
@@ -101,7 +104,7 @@ func (b *bench) startTargets() error {
 	for _, x := range []struct {
 		target string
 		start  func() error
-	}{{ours, b.startOneshot}, {"LIO", b.startLIO}, {"tgt", b.startTgt}, {nvmet, b.startNvmet}} {
+	}{{ours, b.startOneshot}, {"LIO", b.startLIO}, {"tgt", b.startTgt}, {nvmet, b.startNvmet}, {harness.RawEcho, b.startEcho}} {
 		if !b.wants(x.target) {
 			continue
 		}
@@ -122,7 +125,7 @@ func (b *bench) loginAll() error {
 		if c.disk, err = b.login(c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
-		if !b.filled(c.name) {
+		if c.disk != "" && !b.filled(c.name) {
 			if _, err := b.fio(c.disk, "--rw=write", "--bs=256k", "--iodepth=8"); err != nil {
 				return fmt.Errorf("%s: write the disk once: %w", c, err)
 			}
@@ -285,9 +288,11 @@ func (b *bench) startInitiator() error {
 
 var diskLine = regexp.MustCompile(`Attached scsi disk (\w+)\s+State: running`)
 
-// login logs in and returns the disk that appears, set up like every other.
+// login logs in and returns the disk that appears, if there is one, set up like every other.
 func (b *bench) login(c contender) (string, error) {
 	switch c.transport {
+	case overNothing:
+		return "", nil
 	case overAttached:
 		return b.attach(c)
 	case overNVMeRXE, overNVMeTCP:

@@ -50,8 +50,12 @@ func build(mirror bool) (*machine.Image, string, error) {
 	if _, err := debian.Run(".", "go", "build", "-o", initiator, "oneshot/cmd/initiator"); err != nil {
 		return nil, "", err
 	}
+	echo, err := buildEcho(cache)
+	if err != nil {
+		return nil, "", err
+	}
 	contents := machine.Contents{
-		Modules: modules, Programs: programs, Files: map[string]string{target: "bin/target", initiator: "bin/initiator"},
+		Modules: modules, Programs: programs, Files: map[string]string{target: "bin/target", initiator: "bin/initiator", echo: "bin/echo"},
 	}
 	for _, f := range files {
 		contents.Files[f] = f[1:]

@@ -23,6 +23,7 @@ const (
 var mirrored = []contender{
 	{target: ours, transport: overMirror, name: iqn + ours, port: 3262},
 	{target: drbd, transport: overMirror, name: iqn + "lio", port: 3264},
+	rawEcho,
 }
 
 var mirrorPoints = []harness.Point{
@@ -62,7 +63,7 @@ func (b *bench) startMirrors() error {
 	for _, x := range []struct {
 		target string
 		start  func() error
-	}{{ours, b.startCluster}, {drbd, b.startDRBD}} {
+	}{{ours, b.startCluster}, {drbd, b.startDRBD}, {harness.RawEcho, b.startEcho}} {
 		if !b.wants(x.target) {
 			continue
 		}

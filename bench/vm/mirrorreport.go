@@ -40,6 +40,9 @@ from the beginning and have the same settings: %s. *write + flush* has a flush b
 answers it when the write is durable on both nodes' disks. DRBD 8.4 answers it when its own disk has done the flush: the other node gets a
 barrier, for whose answer a flush does not wait.
 
+The *raw echo* is two programs, one on each machine, that move as many bytes over TCP, without a protocol, a disk and an initiator: a mirror outside the
+kernel takes that, and on the first machine what a target takes.
+
 Processor time is what limits, wherever it is spent, and the emulation's prices are not those of hardware: a wake-up or a copy is dear. Both
 machines share the host's processors. Compare columns of one run.
 
@@ -49,9 +52,9 @@ machines share the host's processors. Compare columns of one run.
 
 IOPS (MB/s for 256 KiB), lowest – highest. *host* is the time that both machines take of the host's processors per I/O.
 
-| point | %s | DRBD | × | p50 µs %[6]s | DRBD | p99 µs %[6]s | DRBD | host µs %[6]s | DRBD |
+| point | %s | DRBD | × | raw echo | p50 µs %[6]s | DRBD | p99 µs %[6]s | DRBD | host µs %[6]s | DRBD |
 | --- |%s
-`, "`make bench-drbd`", mirrorText, queueText(), circumstances, mirrorReportName+".svg", ours, strings.Repeat(" ---: |", 9))
+`, "`make bench-drbd`", mirrorText, queueText(), circumstances, mirrorReportName+".svg", ours, strings.Repeat(" ---: |", 10))
 	for _, r := range results {
 		w, beside := r.row(ours, overMirror), r.row(drbd, overMirror)
 		if w == nil || beside == nil || beside.IOPS == 0 {
@@ -61,7 +64,11 @@ IOPS (MB/s for 256 KiB), lowest – highest. *host* is the time that both machin
 		if goal := mirrorGoal(r.point); goal > 0 {
 			x = fmt.Sprintf("%s of %.2g", verdict(w.IOPS/beside.IOPS, goal), goal)
 		}
-		fmt.Fprintf(&s, "| %s | %s | %s | %s | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f |\n", r.point, r.speed(w), r.speed(beside), x,
+		var echo *row
+		if r.point.Write {
+			echo = r.row(harness.RawEcho, overNothing)
+		}
+		fmt.Fprintf(&s, "| %s | %s | %s | %s | %s | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f |\n", r.point, r.speed(w), r.speed(beside), x, r.speed(echo),
 			w.P50, beside.P50, w.P99, beside.P99, w.Host, beside.Host)
 	}
 	return s.String()

@@ -115,8 +115,9 @@ func hostGoal(p harness.Point, transport string) float64 {
 
 // hosts is the table of Linux's host of NVMe, of this target beside nvmet.
 func hosts(s *strings.Builder, results []result) {
-	s.WriteString("\n## NVMe\n\nLinux's host, with its defaults and two queues, beside nvmet on a RAM disk (brd): IOPS (MB/s for 256 KiB), lowest – highest.\n\n")
-	fmt.Fprintf(s, "| point | over | %s | nvmet | × | p99 µs %[1]s | nvmet | µs of the host per I/O %[1]s | nvmet |\n| --- | --- |%s\n", ours, strings.Repeat(" ---: |", 7))
+	s.WriteString("\n## NVMe\n\nLinux's host, with its defaults and two queues, beside nvmet on a RAM disk (brd): IOPS (MB/s for 256 KiB), lowest – highest.\n" +
+		"The *raw echo* is two programs that move as many bytes over TCP, without a protocol and without a disk: what a target outside the kernel takes at least.\n\n")
+	fmt.Fprintf(s, "| point | over | %s | nvmet | × | raw echo | p99 µs %[1]s | nvmet | µs of the host per I/O %[1]s | nvmet |\n| --- | --- |%s\n", ours, strings.Repeat(" ---: |", 8))
 	for _, transport := range []string{overNVMeRXE, overNVMeTCP} {
 		for _, r := range results {
 			w, beside := r.row(ours, transport), r.row(nvmet, transport)
@@ -127,7 +128,11 @@ func hosts(s *strings.Builder, results []result) {
 			if goal := hostGoal(r.point, transport); goal > 0 {
 				x = fmt.Sprintf("%s of %g", verdict(w.IOPS/beside.IOPS, goal), goal)
 			}
-			fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %.0f | %.0f | %.0f | %.0f |\n", r.point, transport, r.speed(w), r.speed(beside), x, w.P99, beside.P99, w.Host, beside.Host)
+			var echo *row
+			if transport == overNVMeTCP {
+				echo = r.row(harness.RawEcho, overNothing)
+			}
+			fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %s | %.0f | %.0f | %.0f | %.0f |\n", r.point, transport, r.speed(w), r.speed(beside), x, r.speed(echo), w.P99, beside.P99, w.Host, beside.Host)
 		}
 	}
 }
