@@ -155,6 +155,30 @@ func TestANA(t *testing.T) {
 	}
 }
 
+// A portal for initiators of another node may be in a group with the number of a controller's. Its state is not the controller's: hosts would send commands
+// where they are not served, or none where they are.
+func TestGroupOfAnotherNode(t *testing.T) {
+	x := newTarget(t, nil, false)
+	p := x.party(2, 1)
+	p.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESANA}}, 0, nil, false)
+	p.admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	for i, s := range []struct {
+		here, there access.GroupState
+		want        nvme.ANAState
+	}{
+		{access.Standby, access.ActiveOptimized, nvme.ANAInaccessible},
+		{access.ActiveOptimized, access.Standby, nvme.ANAOptimized},
+	} {
+		x.v.Access().Serve(s.here, []access.Group{{ID: 2, State: s.there}})
+		if list := p.told(); len(list) != 1 || list[0] != nvme.EventANA {
+			t.Errorf("%v here, %v there: told %x", s.here, s.there, list)
+		}
+		if got, want := p.ana(0), fmt.Sprintf("%d, 1: %[1]d %x 1", i+1, s.want); got != want {
+			t.Errorf("%v here, %v there: %s, want %s", s.here, s.there, got, want)
+		}
+	}
+}
+
 // All queues of a controller come through one group: access states are those of the controller.
 func TestQueueThroughAnotherGroup(t *testing.T) {
 	x := newTarget(t, nil, false)

@@ -38,13 +38,13 @@ func (n *Namespace) attach(c *Controller, nsid uint32) *attached {
 	table := n.v.Access()
 	group := c.groups[nsid]
 	if group == nil {
-		group = &anaGroup{state: table.Group(c.group).State}
+		group = &anaGroup{state: table.OwnGroup(c.group).State}
 		c.groups[nsid] = group
 	}
 	table.Subscribe(a)
 	// The namespace that had the number before may have been in another state, which Linux goes by until it is told. And nobody has told what
 	// has changed a moment ago.
-	if table.Group(c.group).State != group.state {
+	if table.OwnGroup(c.group).State != group.state {
 		a.Tell(access.AccessChanged)
 	}
 	return a
@@ -207,7 +207,7 @@ func (c *Controller) accessTold(a *attached) {
 func (c *Controller) stateChanged(a *attached) bool {
 	c.sub.mu.Lock()
 	defer c.sub.mu.Unlock()
-	group, state := c.groups[a.nsid], a.ns.v.Access().Group(c.group).State
+	group, state := c.groups[a.nsid], a.ns.v.Access().OwnGroup(c.group).State
 	if state == group.state || !slices.Contains(*c.attached.Load(), a) {
 		return false
 	}
@@ -229,7 +229,7 @@ func (c *Controller) anaLog(groupsOnly bool) []byte {
 	list := *c.attached.Load()
 	groups := make([]nvme.ANAGroup, len(list))
 	for i, a := range list {
-		groups[i] = nvme.ANAGroup{NSID: a.nsid, State: anaStates[a.ns.v.Access().Group(c.group).State], Changes: c.groups[a.nsid].changes}
+		groups[i] = nvme.ANAGroup{NSID: a.nsid, State: anaStates[a.ns.v.Access().OwnGroup(c.group).State], Changes: c.groups[a.nsid].changes}
 	}
 	c.sub.mu.Unlock()
 	return nvme.AppendANA(nil, c.anaChanges, groups, groupsOnly)

@@ -48,7 +48,7 @@ func (s *Server) accessOfLUN(t *config.Target, l *config.LUN) (list []mgmt.Acces
 // accessOfSpace lists those of a namespace. mu is held.
 func (s *Server) accessOfSpace(sub *config.Subsystem, n *config.Namespace) (list []mgmt.Access) {
 	for _, tag := range portGroups(s.cfg.Portals, config.ServeNamespaces, nil) {
-		g := s.units.stores[mediumOfSpace(s.cfg, n)].volume.Access().Group(tag)
+		g := s.units.stores[mediumOfSpace(s.cfg, n)].volume.Access().OwnGroup(tag)
 		list = append(list, mgmt.Access{
 			Target: sub.NQN, NSID: n.NSID, Group: tag, Portals: s.portalsIn(tag, config.ServeNamespaces),
 			State: g.State.String(), Preferred: g.Preferred, ALUA: string(config.ALUAImplicit),

@@ -283,6 +283,23 @@ func TestPortalsOfOthersComeAndGo(t *testing.T) {
 	}
 }
 
+// TestGroupOfAnotherNode: a portal of iSCSI on another node may be in the group of a portal of NVMe on this one, if the mirror is no LUN. It says nothing of the
+// namespace, which is reached through this node.
+func TestGroupOfAnotherNode(t *testing.T) {
+	text, on := mirrorOn(t)
+	text = strings.NewReplacer(
+		`targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]`, `subsystems: [{nqn: "nqn.2026-11.example.oneshot:n", namespaces: {1: d}}]`,
+		"transport: tcp,", "transport: nvme-tcp,",
+		`"127.0.0.1:0"}`, `"127.0.0.1:0"}, {node: b, listen: "192.0.2.2:3260"}`,
+	).Replace(text)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	primary(t, s).tell()
+	if list := s.Access(); len(list) != 1 || list[0].State != "active/optimized" {
+		t.Errorf("%+v", list)
+	}
+}
+
 // fullDir is a directory that takes nothing while full is set.
 type fullDir struct {
 	*quorum.Dir

@@ -103,13 +103,25 @@ func (t *Table) State() State {
 // Modes are the State.Modes in force.
 func (t *Table) Modes() uint32 { return t.modes.Load() }
 
-// Group returns the state of a group.
+// Group returns the state of a group, which may be another process's.
 func (t *Table) Group(id uint16) Group {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if i := slices.IndexFunc(t.elsewhere, func(g Group) bool { return g.ID == id }); i >= 0 {
 		return t.elsewhere[i]
 	}
+	return t.own(id)
+}
+
+// OwnGroup returns the state of a group of this process. A group of another process may have the same number, and says nothing of the paths through this one.
+func (t *Table) OwnGroup(id uint16) Group {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.own(id)
+}
+
+// own is OwnGroup. mu is held.
+func (t *Table) own(id uint16) Group {
 	g := t.state.group(id)
 	if t.served != ActiveOptimized {
 		g.State, g.Cause = t.served, ByTarget
