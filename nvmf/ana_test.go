@@ -134,6 +134,19 @@ func TestANA(t *testing.T) {
 	if list := two.told(); len(list) != 0 { // before anybody could hear of it, it was over
 		t.Errorf("told %x", list)
 	}
+	// But a host that has read the log in between has heard of it.
+	x.setGroup(2, access.Standby)
+	if got, want := two.ana(0), fmt.Sprintf("%d, 1: %[1]d 3 1", changes); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	x.setGroup(2, access.ActiveOptimized)
+	changes++
+	if list := two.told(); len(list) != 1 || list[0] != nvme.EventANA {
+		t.Errorf("that a state is over which the host has read of, it is told by %x", list)
+	}
+	if got, want := two.ana(0), fmt.Sprintf("%d, 1: %[1]d 1 1", changes); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
 	// Without the feature nothing is told, and a namespace that comes has the state that its group has by then.
 	two.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), 0}}, 0, nil, false)
 	x.setGroup(2, access.Offline)

@@ -24,7 +24,8 @@ type attached struct {
 // anaGroup is the namespace of a number, whichever it is: hosts remember its state by that.
 type anaGroup struct {
 	state   access.GroupState // as the host was told
-	changes uint64            // of it
+	read    access.GroupState // as the log has had it since, in which the host may have read it before it is told
+	changes uint64            // of state
 }
 
 var _ access.Subscriber = (*attached)(nil)
@@ -38,7 +39,8 @@ func (n *Namespace) attach(c *Controller, nsid uint32) *attached {
 	table := n.v.Access()
 	group := c.groups[nsid]
 	if group == nil {
-		group = &anaGroup{state: table.OwnGroup(c.group).State}
+		state := table.OwnGroup(c.group).State
+		group = &anaGroup{state: state, read: state}
 		c.groups[nsid] = group
 	}
 	table.Subscribe(a)
@@ -202,16 +204,16 @@ func (c *Controller) accessTold(a *attached) {
 	}
 }
 
-// stateChanged notes the access state of a namespace, and reports whether it is another one than the host was told. What is not attached any
-// more has none.
+// stateChanged notes the access state of a namespace, and reports whether it is another one than the host was told, or has read meanwhile. What is not
+// attached any more has none.
 func (c *Controller) stateChanged(a *attached) bool {
 	c.sub.mu.Lock()
 	defer c.sub.mu.Unlock()
 	group, state := c.groups[a.nsid], a.ns.v.Access().OwnGroup(c.group).State
-	if state == group.state || !slices.Contains(*c.attached.Load(), a) {
+	if state == group.state && state == group.read || !slices.Contains(*c.attached.Load(), a) {
 		return false
 	}
-	group.state = state
+	group.state, group.read = state, state
 	group.changes++
 	return true
 }
@@ -229,7 +231,9 @@ func (c *Controller) anaLog(groupsOnly bool) []byte {
 	list := *c.attached.Load()
 	groups := make([]nvme.ANAGroup, len(list))
 	for i, a := range list {
-		groups[i] = nvme.ANAGroup{NSID: a.nsid, State: anaStates[a.ns.v.Access().OwnGroup(c.group).State], Changes: c.groups[a.nsid].changes}
+		g := c.groups[a.nsid]
+		g.read = a.ns.v.Access().OwnGroup(c.group).State
+		groups[i] = nvme.ANAGroup{NSID: a.nsid, State: anaStates[g.read], Changes: g.changes}
 	}
 	c.sub.mu.Unlock()
 	return nvme.AppendANA(nil, c.anaChanges, groups, groupsOnly)
