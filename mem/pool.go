@@ -19,7 +19,8 @@ type Pool struct {
 	waiting atomic.Bool  // there are waiters
 
 	waitMu  sync.Mutex // taken last; not held over calls to waiters
-	waiters []Waiter
+	waiters []Waiter   // each once, the first to come first
+	waits   map[Waiter]struct{}
 
 	shards  []shard
 	buddies buddies
@@ -49,7 +50,7 @@ func NewPool(limit int64) *Pool {
 	if limit < 0 {
 		panic(fmt.Sprintf("mem: pool with a limit of %d bytes", limit))
 	}
-	p := &Pool{limit: limit, shards: make([]shard, 4*runtime.GOMAXPROCS(0))}
+	p := &Pool{limit: limit, shards: make([]shard, 4*runtime.GOMAXPROCS(0)), waits: make(map[Waiter]struct{})}
 	p.buddies.init(int((limit + ArenaSize - 1) / ArenaSize))
 	return p
 }
@@ -249,14 +250,17 @@ func (p *Pool) Limit() int64 { return p.limit - p.kept.Load() }
 // Free returns how many bytes leases may take besides those that there are.
 func (p *Pool) Free() int64 { return p.limit - p.inUse.Load() }
 
-// Notify has w.MemoryFree called once, when memory is given back from now on. What was
-// given back between a failed Lease and Notify does not count: who wants memory tries once
-// more after Notify, or uses LeaseOrNotify.
+// Notify has w.MemoryFree called once, when memory is given back from now on, however often
+// Notify was called until then. What was given back between a failed Lease and Notify does not
+// count: who wants memory tries once more after Notify, or uses LeaseOrNotify.
 func (p *Pool) Notify(w Waiter) {
 	p.waitMu.Lock()
 	defer p.waitMu.Unlock()
-	p.waiters = append(p.waiters, w)
-	p.waiting.Store(true)
+	if _, waits := p.waits[w]; !waits {
+		p.waits[w] = struct{}{}
+		p.waiters = append(p.waiters, w)
+		p.waiting.Store(true)
+	}
 }
 
 func (p *Pool) forget(w Waiter) {
@@ -264,6 +268,7 @@ func (p *Pool) forget(w Waiter) {
 	defer p.waitMu.Unlock()
 	if i := slices.Index(p.waiters, w); i >= 0 {
 		p.waiters = slices.Delete(p.waiters, i, i+1)
+		delete(p.waits, w)
 	}
 	p.waiting.Store(len(p.waiters) > 0)
 }
@@ -273,6 +278,7 @@ func (p *Pool) wake() {
 	p.waitMu.Lock()
 	ws := p.waiters
 	p.waiters = nil
+	clear(p.waits)
 	p.waiting.Store(false)
 	p.waitMu.Unlock()
 	for _, w := range ws {

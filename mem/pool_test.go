@@ -270,6 +270,13 @@ func TestNotify(t *testing.T) {
 	if n := len(c.ch); n != 2 {
 		t.Errorf("%d calls, want 2", n)
 	}
+	for range 100 { // who waits for long asks again and again
+		p.Notify(c)
+	}
+	mustLease(t, p, 1).Release()
+	if n := len(c.ch); n != 3 {
+		t.Errorf("%d calls, want 3", n)
+	}
 }
 
 // hungry is a waiter that tries again whenever it is called.
