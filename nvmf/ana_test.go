@@ -256,7 +256,7 @@ func TestLogWaitsForMemory(t *testing.T) {
 		p.admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
 	}
 	x.setGroup(2, access.Standby)
-	x.sub.changed(1)
+	x.sub.changed([]uint32{1})
 	if got := p.told(); len(got) != 2 {
 		t.Fatalf("the host is told %x", got)
 	}
@@ -271,7 +271,7 @@ func TestLogWaitsForMemory(t *testing.T) {
 		t.Fatalf("without memory: %v", got)
 	}
 	x.setGroup(2, access.ActiveOptimized)
-	x.sub.changed(2)
+	x.sub.changed([]uint32{2})
 	x.tell()
 	feed()
 	got := p.admin.take()

@@ -2,6 +2,8 @@ package nvmf
 
 import (
 	"encoding/binary"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"oneshot/nvme"
@@ -18,7 +20,7 @@ func TestEventBesideAbort(t *testing.T) {
 	h.q.Lock() // the Abort and the event wait for whoever has the queue
 	parked := h.q.ctrl.events.parked[0]
 	h.q.post(func() { parked.abortWith(nvme.Aborted) })
-	x.sub.changed(1)
+	x.sub.changed([]uint32{1})
 	x.tell()
 	h.q.Unlock()
 	if got := h.take(); len(got) != 1 || got[0].Status != nvme.Aborted || got[0].DW0 != 0 {
@@ -84,4 +86,32 @@ func TestReplacedIsToldTwice(t *testing.T) {
 	}
 	x.pass(2 * retellTicks)
 	told(false)
+}
+
+// It is told twice, too, while others are told of something else.
+func TestReplacedBesideOthers(t *testing.T) {
+	x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+	y.ns.uuid[0]++
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 1}}) })
+	p := x.party(1, 1)
+	for i := range 2000 {
+		var wg sync.WaitGroup
+		var over atomic.Bool
+		wg.Go(func() {
+			for !over.Load() {
+				x.tell()
+			}
+		})
+		x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: []*Namespace{y.ns, x.ns}[i%2]}})
+		over.Store(true)
+		wg.Wait()
+		x.tell()
+		p.admin.q.Lock()
+		again := len(p.admin.q.ctrl.retell.list)
+		p.admin.q.ctrl.retell = retell{}
+		p.admin.q.Unlock()
+		if again != 1 {
+			t.Fatalf("change %d: %d namespaces are told again", i, again)
+		}
+	}
 }

@@ -226,7 +226,7 @@ func (n *Namespace) SizeChanged() {
 	subs := slices.Clone(n.subs)
 	n.mu.Unlock()
 	for _, s := range subs {
-		s.sub.changed(s.nsid)
+		s.sub.changed([]uint32{s.nsid})
 	}
 }
 

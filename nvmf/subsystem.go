@@ -132,8 +132,9 @@ func (s *Subsystem) list() []*Controller {
 // SetNamespaces puts namespaces at numbers, and takes away others. Hosts are told.
 func (s *Subsystem) SetNamespaces(changes []Shown) {
 	s.mu.Lock()
-	var replaced []uint32
+	var all, replaced []uint32
 	for _, x := range changes {
+		all = append(all, x.NSID)
 		at, found := slices.BinarySearchFunc(s.namespaces, x.NSID, compareNSID)
 		if found {
 			if x.Namespace != nil && x.Namespace.uuid != s.namespaces[at].Namespace.uuid {
@@ -152,12 +153,7 @@ func (s *Subsystem) SetNamespaces(changes []Shown) {
 		s.attachTo(c)
 	}
 	s.mu.Unlock()
-	s.dirtyMu.Lock()
-	s.replaced = append(s.replaced, replaced...)
-	s.dirtyMu.Unlock()
-	for _, x := range changes {
-		s.changed(x.NSID)
-	}
+	s.changed(all, replaced...)
 }
 
 // attachTo has a controller and its queues follow the namespaces. mu is held.
@@ -189,12 +185,10 @@ func (s *Subsystem) shownNow() []Shown {
 	return s.namespaces
 }
 
-// changed has hosts told that a namespace has come, gone, or changed. It takes no lock but a leaf.
-func (s *Subsystem) changed(nsid uint32) {
+// changed has hosts told that namespaces have come, gone, or changed, and in the place of which others have come. It takes no lock but a leaf.
+func (s *Subsystem) changed(list []uint32, replaced ...uint32) {
 	s.dirtyMu.Lock()
-	if !slices.Contains(s.dirty, nsid) {
-		s.dirty = append(s.dirty, nsid)
-	}
+	s.dirty, s.replaced = withNSIDs(s.dirty, list), withNSIDs(s.replaced, replaced)
 	s.dirtyMu.Unlock()
 	s.node.notify()
 }
