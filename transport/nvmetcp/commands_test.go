@@ -3,9 +3,12 @@ package nvmetcp
 import (
 	"bytes"
 	"encoding/binary"
+	"math/rand/v2"
 	"testing"
 	"time"
 
+	"oneshot/backend/faulty"
+	"oneshot/backend/memory"
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
 	"oneshot/nvmf"
@@ -92,6 +95,49 @@ func TestCommands(t *testing.T) {
 	}
 	tell(0)
 	read(0, 1)
+}
+
+// Data come in PDUs of any length, those of two commands by turns: of no whole blocks, nor dwords.
+func TestDataInOddPieces(t *testing.T) {
+	const n, longest = 256 << 10, 3000
+	for name, open := range faulty.Ways {
+		inner, err := memory.New(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t, rigConfig{store: open(t, inner)})
+		for _, ic := range []pdu.IC{{}, {HeaderDigest: true, DataDigest: true}} {
+			h := r.admin(ic, subNQN).Queue(1, 0)
+			rnd := rand.New(rand.NewPCG(faulty.Seed(t), 0))
+			var want [2][]byte
+			var asked [2]pdu.Ready
+			for i := range want {
+				want[i] = pattern(n, i+1)
+				h.Start(nvmetest.RW(nvme.Write, uint64(i*n/512), n/512), want[i], 0)
+				b, _ := h.PDU()
+				asked[i] = pdu.ParseReady(b)
+			}
+			for asked[0].Len+asked[1].Len > 0 {
+				x := &asked[rnd.IntN(2)]
+				piece := *x
+				if piece.Len = min(uint32(1+rnd.IntN(longest)), x.Len); piece.Len == 0 {
+					continue
+				}
+				h.SendData(piece, want[piece.CID-asked[0].CID], longest)
+				x.Offset, x.Len = x.Offset+piece.Len, x.Len-piece.Len
+			}
+			for range want {
+				if b, _ := h.PDU(); nvme.ParseCQE(b[pdu.CommonLen:]).Status != nvme.Success {
+					t.Errorf("%s, %+v: % x", name, ic, b)
+				}
+			}
+			for i := range want {
+				if _, got := h.Must(nvmetest.RW(nvme.Read, uint64(i*n/512), n/512), nil, n); !bytes.Equal(got, want[i]) {
+					t.Errorf("%s, %+v: other bytes are read", name, ic)
+				}
+			}
+		}
+	}
 }
 
 // A fused pair writes if its compare is true, and both of its halves are answered, in order (Base 2.0 §3.4.2).
