@@ -130,7 +130,8 @@ func (a *attached) Tell(e access.Event) {
 }
 
 // Abort implements access.Subscriber (Base 2.0 §8.19.7). What is aborted is over when its status is final: whether the host takes the
-// answer does not matter to who waits, unless it may be in the store's own memory: then it would tell what is written there next.
+// answer does not matter to who waits, unless it may be in the store's own memory: then it would tell what is written there next. Nor does a change of
+// reservations, which does nothing to the medium: it may have its turn only when the change that aborts it is over.
 func (a *attached) Abort(done func()) {
 	w := &abortion{done: done}
 	queues := a.ctrl.allQueues()
@@ -138,11 +139,14 @@ func (a *attached) Abort(done func()) {
 	for _, q := range queues {
 		q.post(func() {
 			for _, t := range q.tasks {
-				if t.path != nil && t.path.at == a && (t.state != taskForgotten || t.PlaceUnit != 0) {
+				if t.path == nil || t.path.at != a || t.state == taskForgotten && t.PlaceUnit == 0 {
+					continue
+				}
+				if t.changing == nil {
 					w.left.Add(1)
 					t.awaited = append(t.awaited, w)
-					t.abortWith(nvme.AbortedByPreempt)
 				}
+				t.abortWith(nvme.AbortedByPreempt)
 			}
 			if a.ns.v.Lends() {
 				q.awaitRunning(a, w)

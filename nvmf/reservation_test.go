@@ -198,6 +198,66 @@ func (nobody) Change(func(*access.Common, bool) (bool, bool)) error {
 
 func (nobody) Look() (access.State, error) { return access.State{}, errors.New("nobody is there") }
 
+// single is the agreement of a node that has no others: it does one change after the other, when it may, and what it aborts has ended then.
+type single struct {
+	table *access.Table
+	n     access.Common
+	may   chan struct{}
+}
+
+func (s *single) Change(change func(*access.Common, bool) (bool, bool)) error {
+	<-s.may
+	if changes, _ := change(&s.n, false); !changes {
+		return nil
+	}
+	abort := s.table.Adopt(&s.n, true)
+	if abort == nil {
+		return nil
+	}
+	over := false
+	abort(func() { over = true })
+	if !over { // no store has anything
+		return errors.New("what is aborted does not end")
+	}
+	return nil
+}
+
+func (s *single) Look() (access.State, error) { return s.n.State, nil }
+
+// Two hosts of a mirror fence each other at the same time. The change of the loser waits for that of the winner, and is aborted by it: the winner does not
+// wait for the loser's.
+func TestFenceEachOther(t *testing.T) {
+	x := newTarget(t, later(t), false)
+	s := &single{table: x.v.Access(), n: access.Common{State: access.Nothing()}, may: make(chan struct{}, 4)}
+	s.table.Share(s)
+	a, b := x.party(1, 1), x.party(1, 2)
+	for i, p := range []*party{a, b} {
+		s.may <- struct{}{}
+		c, keys := reserve(resRegister, 0, 0, uint64(i+1))
+		if got := p.io.await(c, len(keys), keys); got.Status != nvme.Success {
+			t.Fatal(got.Status)
+		}
+	}
+	fence := func(p *party, own, other uint64) {
+		c, keys := reserve(resAcquire, 1<<8|nvme.PreemptAndAbort, own, other)
+		p.io.start(c, len(keys), keys, true)
+	}
+	lost := b.io.answersAfter(1, func() {
+		won := a.io.answersAfter(1, func() {
+			fence(a, 1, 2)
+			fence(b, 2, 1)
+			s.may <- struct{}{}
+			s.may <- struct{}{}
+		})
+		if won[0].Status != nvme.Success {
+			t.Errorf("the first one: %v", won[0].Status)
+		}
+	})
+	if lost[0].Status != nvme.AbortedByPreempt {
+		t.Errorf("the second one: %v", lost[0].Status)
+	}
+}
+
 // What a reservation keeps whom from (Base 2.0 figure 414): it is as in SPC-4, for those are one table.
 func TestReservationConflicts(t *testing.T) {
 	x := newTarget(t, nil, false)
