@@ -192,11 +192,22 @@ func (t *Task) Pulled() Next {
 // often, and on a task that has been released: without a reason to go on it returns Wait, or
 // Done or Aborted again.
 func (t *Task) Resume() Next {
-	next, due := t.r.Resume(t.state.Load()&stateAborted != 0)
+	aborted := t.state.Load()&stateAborted != 0
+	next, due := t.r.Resume(aborted)
 	if !due {
+		if aborted && t.ended == notEnded && t.isBehindOthers() {
+			t.itl.over(t)
+		}
 		return t.last()
 	}
 	return t.settle(next)
+}
+
+// isBehindOthers reports whether the task waits for its turn among changes of persistent reservations that nodes agree on. One of these may be that which has
+// aborted it: nobody waits for the other then. To the medium it does nothing.
+func (t *Task) isBehindOthers() bool {
+	c := t.changing
+	return c != nil && (c.Op <= access.RegisterAndMove || c.Op == access.Look) && t.lu.v.Access().Shared()
 }
 
 // last is the answer to a step that is not due.

@@ -245,6 +245,42 @@ func TestAgreedReservations(t *testing.T) {
 	}
 }
 
+// TestFenceEachOther: two initiators of a mirror fence each other at the same time. The change of the loser waits for that of the winner, and is aborted by
+// it: the winner does not wait for the loser's.
+func TestFenceEachOther(t *testing.T) {
+	b, _ := newMovingBench(t)
+	a := agreed(b)
+	p := &prBench{bench: b, a: b.nexus, b: b.client(2)}
+	p.must(p.a, proutRegister, 0, 0, 1)
+	p.must(p.b, proutRegister, 0, 0, 2)
+	both := make(chan struct{})
+	a.before = func() { <-both }
+	fence := func(n *Nexus, own, other uint64) *Task {
+		list := proutList(own, other, 0)
+		task := b.task(proutCDB(byte(access.PreemptAndAbort), writeExclusive, len(list)), list, 0)
+		task.Nexus = n
+		if next := task.Start(); next == Pull {
+			place(task, list)
+			task.Pulled()
+		}
+		return task
+	}
+	won, lost := fence(p.a, 1, 2), fence(p.b, 2, 1)
+	close(both)
+	ends := make(map[*Task]Next)
+	for len(ends) < 2 {
+		task := <-b.owner.ready
+		if next := task.Resume(); next != Wait && (task == won || task == lost) {
+			ends[task] = next
+		}
+	}
+	if ends[won] != Done || won.Status != Good || ends[lost] != Aborted {
+		t.Errorf("the first one: %v, %v; the second one: %v", ends[won], won.Status, ends[lost])
+	}
+	won.Release()
+	lost.Release()
+}
+
 // selectControl is a MODE SELECT(10) of the Control page, with D_SENSE and SWP.
 func selectControl(dSense, swp byte) (cdb, list []byte) {
 	list = make([]byte, 8+12)
