@@ -486,15 +486,19 @@ func (m *Mirror) dialOn(ctx context.Context, peer replica.ID, beats bool) {
 		if err != nil {
 			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "beats", beats, "reason", err)
 		}
-		// One over which the other node spoke may have ended because that changes its role, which it may do several times in a row. A copy that
-		// waited longer each time would leave S.
-		if wait *= 2; spoke || time.Since(began) > dialAgainMost {
+		lasted := time.Since(began)
+		if wait = min(2*wait, dialAgainMost); spoke || lasted > dialAgainMost {
 			wait = dialAgain
 		}
-		wait = min(wait, dialAgainMost)
+		again := wait
+		// One over which the other node spoke may have ended because that changes its role, and hosts wait for another one. It may do so several
+		// times in a row: a copy that waited longer each time would leave S.
+		if spoke {
+			again -= lasted
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
+		case <-time.After(again):
 		}
 	}
 }

@@ -3,6 +3,7 @@ package mirror
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -103,6 +104,63 @@ func TestSwitchesInARow(t *testing.T) {
 		if v := from.mirror.State().View; v.Version != before.Version+switches || v.InSync != before.InSync {
 			t.Errorf("%d switches lead from %+v to %+v", switches, before, v)
 		}
+	})
+}
+
+// TestConnectsAgainAtOnce: no host waits for the pause before another connection, where that begins anew with a switch.
+func TestConnectsAgainAtOnce(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		time.Sleep(dialAgain)
+		began := time.Now()
+		if err := a.mirror.SwitchTo(t.Context(), b.id); err != nil {
+			t.Fatal(err)
+		}
+		l.serves(b)
+		l.write(b, 0, bytesOf(4096, 1))
+		if took := time.Since(began); took >= dialAgain {
+			t.Errorf("a write behind a switch is answered after %v", took)
+		}
+	})
+}
+
+// brief is a connection that ends when something was said behind the greeting.
+type brief struct {
+	net.Conn
+	said atomic.Int32
+}
+
+func (b *brief) Write(p []byte) (int, error) {
+	if b.said.Add(1) == 2 {
+		defer b.Close()
+	}
+	return b.Conn.Write(p)
+}
+
+// TestConnectsAgainInTime: connections that end as soon as something was said do not follow each other without a pause.
+func TestConnectsAgainInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		var dials atomic.Int64
+		through := func(accepted func(net.Conn) net.Conn) {
+			l.setCut(0, 1, true)
+			l.accepted = accepted
+			l.setCut(0, 1, false)
+		}
+		through(func(c net.Conn) net.Conn {
+			dials.Add(1)
+			return &brief{Conn: c}
+		})
+		time.Sleep(20 * dialAgain)
+		through(nil)
+		if n := dials.Load(); n < 2 || n > 2*20 { // for data, and for beats
+			t.Errorf("%d connections were made within %v", n, 20*dialAgain)
+		}
+		l.steady()
 	})
 }
 
