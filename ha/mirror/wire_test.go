@@ -116,6 +116,25 @@ func TestCorruptPost(t *testing.T) {
 	})
 }
 
+// TestCorruptMemory: what the other node has written into the memory here is taken as it was sent, or not at all.
+func TestCorruptMemory(t *testing.T) {
+	m := &Mirror{cfg: Usual(testSize), arena: make([]byte, 16<<10)}
+	m.limit.Store(testSize)
+	data := bytesOf(4096, 5)
+	copy(m.arena[8192:], data)
+	p := post{bell: replica.Bell{First: 1}, recs: []replica.Record{{Seq: 1, Kind: replica.KindWrite, Len: 4096, Addr: 8192, Sum: sumOf(data)}}}
+	if err := m.checkPost(&p, nil, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int{0, 1000, 4095} {
+		m.arena[8192+at] ^= 0x10
+		if err := m.checkPost(&p, nil, true); err == nil {
+			t.Errorf("byte %d is another one, and the record is taken", at)
+		}
+		m.arena[8192+at] ^= 0x10
+	}
+}
+
 // TestForeignPost: what does not fit this mirror ends the connection, and does not reach the core.
 func TestForeignPost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
