@@ -19,7 +19,8 @@ const (
 	// carrierLook is the time between two looks at the link of a primary, and carrierFor is how long that is missing before the node hands over.
 	carrierLook = 250 * time.Millisecond
 	carrierFor  = 500 * time.Millisecond
-	// carrierRest is the time between two attempts.
+	// carrierRest is the time between two attempts. When the link has been missing for that long a node will do that shows hosts something else: here they see nothing.
+	// Before that it may come back at once, and hosts would see the other thing for good.
 	carrierRest = 5 * time.Second
 )
 
@@ -81,25 +82,27 @@ func (m *moving) watchCarrier() {
 			since = now
 		case now-since >= carrierFor && now >= next:
 			next = now + carrierRest
-			m.leaveUnlinked(names)
+			if !m.leaveUnlinked(names, false) && now-since >= carrierRest {
+				m.leaveUnlinked(names, true)
+			}
 		}
 	}
 }
 
-// leaveUnlinked hands over to a node that has a link.
-func (m *moving) leaveUnlinked(names []string) {
+// leaveUnlinked hands over to a node that has a link, and reports whether it has. anyway is that of switchTo.
+func (m *moving) leaveUnlinked(names []string, anyway bool) bool {
 	st, ok := m.s.Status()
 	if !ok {
-		return
+		return false
 	}
 	log := m.s.log.With("mirror", m.s.name, "interfaces", strings.Join(names, ", "))
 	var why []error
 	for id := range m.s.ready(&st, m.s.member).All() {
 		to := m.s.nodeName(id)
-		err := m.leaveTo(to)
+		err := m.leaveTo(to, anyway)
 		if err == nil {
 			log.Warn("the interface by which hosts reach a mirror has no link, so another node serves it", "node", to)
-			return
+			return true
 		}
 		why = append(why, err)
 	}
@@ -109,10 +112,11 @@ func (m *moving) leaveUnlinked(names []string) {
 	if _, ok := m.cut.Pass(time.Minute); ok {
 		log.Error("the interface by which hosts reach a mirror has no link, and no other node can serve it now", "reason", errors.Join(why...))
 	}
+	return false
 }
 
 // leaveTo hands over to a node, if that has a link.
-func (m *moving) leaveTo(node string) error {
+func (m *moving) leaveTo(node string, anyway bool) error {
 	ctx, cancel := context.WithTimeout(m.s.ctx, consensusTime)
 	defer cancel()
 	c := m.s.member.peer(node)
@@ -120,7 +124,7 @@ func (m *moving) leaveTo(node string) error {
 	if err := c.HasCarrier(ctx, m.s.name); err != nil {
 		return err
 	}
-	_, err := m.s.switchTo(m.s.ctx, node, m.s.member)
+	_, err := m.s.switchTo(m.s.ctx, node, m.s.member, anyway)
 	return err
 }
 

@@ -514,10 +514,10 @@ func TestNoSwitchWithoutMajority(t *testing.T) {
 	apart := &member{node: n, name: "b", log: slog.New(slog.DiscardHandler)}
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := p.switchTo(soon, "b", apart); err == nil || !strings.Contains(err.Error(), "no majority of the voters has answered") {
+	if _, err := p.switchTo(soon, "b", apart, false); err == nil || !strings.Contains(err.Error(), "no majority of the voters has answered") {
 		t.Errorf("without a majority: %v", err)
 	}
-	if _, err := p.switchTo(t.Context(), "b", s.member); err == nil || !strings.Contains(err.Error(), "node b cannot serve d: its copy is") {
+	if _, err := p.switchTo(t.Context(), "b", s.member, false); err == nil || !strings.Contains(err.Error(), "node b cannot serve d: its copy is") {
 		t.Errorf("with one: %v", err)
 	}
 }
@@ -541,9 +541,9 @@ func TestNoSwitchToAnotherConfiguration(t *testing.T) {
 	}{
 		{what: "the same"},
 		{what: "what hosts do not see", parts: []quorum.Part{part("limits"), part("cluster"), part("stores.other")}},
+		{what: "the pace of the mirror", parts: []quorum.Part{part("stores.d")}},
 		{what: "another version", version: "other", parts: []quorum.Part{part("portals")}},
 		{what: "portals", parts: []quorum.Part{part("portals")}, want: []string{"portals"}},
-		{what: "the mirror", parts: []quorum.Part{part("stores.d")}, want: []string{"stores.d"}},
 		{what: "a target and a subsystem", parts: []quorum.Part{part("targets.t"), part("subsystems.n"), part("limits")}, want: []string{"targets.t", "subsystems.n"}},
 	} {
 		info := &quorum.NodeInfo{Version: cmp.Or(c.version, own.Version), Parts: slices.Clone(own.Parts)}
@@ -560,15 +560,18 @@ func TestNoSwitchToAnotherConfiguration(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if shows := s.member.shows("b", "d"); !slices.Equal(shows, c.want) {
+		if shows := s.member.shows("b"); !slices.Equal(shows, c.want) {
 			t.Errorf("%s: %q", c.what, shows)
 		}
 		words := "node b cannot serve d: its copy is"
 		if c.want != nil {
 			words = "node b is not to serve d, for its configuration is another one, and hosts would see that (" + strings.Join(c.want, ", ")
 		}
-		if _, err := p.switchTo(t.Context(), "b", s.member); err == nil || !strings.Contains(err.Error(), words) {
+		if _, err := p.switchTo(t.Context(), "b", s.member, false); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v", c.what, err)
+		}
+		if _, err := p.switchTo(t.Context(), "b", s.member, true); err == nil || !strings.Contains(err.Error(), "node b cannot serve d: its copy is") {
+			t.Errorf("%s, anyway: %v", c.what, err)
 		}
 	}
 }

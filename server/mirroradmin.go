@@ -162,7 +162,7 @@ func (s *Server) SwitchMirror(ctx context.Context, name, to string) (done *mgmt.
 		if peer != nil {
 			done, err = peer.SwitchMirror(ctx, name, to)
 		} else {
-			done, err = m.switchTo(ctx, to, s.member)
+			done, err = m.switchTo(ctx, to, s.member, false)
 		}
 		return err
 	})
@@ -175,11 +175,11 @@ func (h here) SwitchMirror(ctx context.Context, name, to string) (*mgmt.Switched
 	if err != nil {
 		return nil, err
 	}
-	return m.switchTo(ctx, to, h.member)
+	return m.switchTo(ctx, to, h.member, false)
 }
 
-// switchTo has another node take over from this one, the primary.
-func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mgmt.Switched, error) {
+// switchTo has another node take over from this one, the primary. anyway: though it shows hosts something else.
+func (s *mirrored) switchTo(ctx context.Context, to string, member *member, anyway bool) (*mgmt.Switched, error) {
 	st, ok := s.Status()
 	if !ok {
 		return nil, fmt.Errorf("the mirror %s is being closed on this node", s.name)
@@ -200,9 +200,11 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 	default:
 		others = replica.NodesOf(id)
 	}
-	others, err := s.alike(others, member)
-	if others == 0 {
-		return nil, err
+	var err error
+	if !anyway {
+		if others, err = s.alike(others, member); others == 0 {
+			return nil, err
+		}
 	}
 	soon, cancel := context.WithTimeout(ctx, consensusTime)
 	defer cancel()
@@ -236,7 +238,7 @@ func (s *mirrored) alike(nodes replica.Nodes, member *member) (replica.Nodes, er
 	var err error
 	for id := range nodes.All() {
 		to := s.nodeName(id)
-		if names := member.shows(to, s.name); len(names) > 0 {
+		if names := member.shows(to); len(names) > 0 {
 			nodes = nodes.Without(id)
 			err = fmt.Errorf("node %s is not to serve %s, for its configuration is another one, and hosts would see that (%s): copy the file and run target reload there; target ha drain %s hands over all the same", to, s.name, strings.Join(names, ", "), s.nodeName(s.self))
 		}
@@ -244,15 +246,16 @@ func (s *mirrored) alike(nodes replica.Nodes, member *member) (replica.Nodes, er
 	return nodes, err
 }
 
-// shows returns the parts of its configuration in which another node would show hosts something else than this one, when it serves a mirror. Of a node of another
-// version, which may say the same otherwise, nothing is known.
-func (m *member) shows(node, mirror string) []string {
+// shows returns the parts of its configuration in which another node would show hosts something else than this one, when it serves a mirror. What the mirror itself is
+// like to them the nodes have agreed on, or have compared when they connected; its pace, say, each node takes when it reads its file. Of a node of another version,
+// which may say the same otherwise, nothing is known.
+func (m *member) shows(node string) []string {
 	own, info := m.info.Load(), m.node.Status().Infos[node]
 	if own == nil || info == nil || info.Version != own.Version {
 		return nil
 	}
 	return slices.DeleteFunc(config.Differences(partsOf(own), partsOf(info)), func(part string) bool {
-		return part != "portals" && part != "stores."+mirror && !strings.HasPrefix(part, "targets.") && !strings.HasPrefix(part, "subsystems.")
+		return part != "portals" && !strings.HasPrefix(part, "targets.") && !strings.HasPrefix(part, "subsystems.")
 	})
 }
 

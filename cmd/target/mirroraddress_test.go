@@ -302,21 +302,31 @@ func TestMirrorAddressSwitch(t *testing.T) {
 }
 
 // TestMirrorCarrier: the primary's cable to the hosts is pulled, and the nodes hear each other still. The other node, which has its cable, serves by itself, and
-// goes on when the first one has its own again. Without any such cable nobody hands anything over. That is so where an address moves, and where none does.
+// goes on when the first one has its own again. Without any such cable nobody hands anything over. That is so where an address moves, and where none does, and, later, if
+// the other node shows hosts something else.
 func TestMirrorCarrier(t *testing.T) {
-	for name, portal := range map[string]string{
-		"an address moves": "  - {mirror: disk, listen: \"10.2.0.100:3260\", group: 10, interface: eth2}\n",
-		"no address moves": "",
+	for _, c := range []struct {
+		name, portal string
+		differs      bool
+	}{
+		{name: "an address moves", portal: "  - {mirror: disk, listen: \"10.2.0.100:3260\", group: 10, interface: eth2}\n"},
+		{name: "no address moves"},
+		{name: "the configurations differ", differs: true},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			if !isApartBeside(t) {
 				return
 			}
 			n := newNetwork(t)
-			s := n.site(mirrorText + portal)
+			s := n.site(mirrorText + c.portal)
 			s.startAll()
 			primary := s.level("w")
 			next := other(primary)
+			if c.differs {
+				s.write(next, strings.Replace(s.text, "luns: {0: disk}", "luns: {1: disk}", 1))
+				s.must(s.asked(next, "reload")...)
+				s.until(primary, "it has heard of that", func(m map[string]*mgmt.Member) bool { return len(m[next].Differs) > 0 })
+			}
 			n.pull(primary, 2, true)
 			s.untilCluster(next, "it serves", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role == mgmt.RolePrimary })
 			if words := "has no link, so another node serves it"; !strings.Contains(s.told(primary), words) {
