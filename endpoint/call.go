@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -58,8 +59,9 @@ type lineage struct {
 	known      bool
 	generation uint16
 	durable    uint64 // the newest watermark of it
-	written    uint64 // WriteAts that have completed, and were not known to be durable by then
-	flushed    uint64 // of these, those that had when a Flush began that ended well
+	newest     uint64 // number of the last of the writes that were not known to be durable when they completed
+	written    uint64 // how many of these there were
+	flushed    uint64 // of these, those that are known to be durable by now
 	losses     uint64 // how often some may have been lost
 	told       uint64 // of these, those that a Flush has told of
 	lost       *RestartedError
@@ -79,17 +81,25 @@ func (l *lineage) see(c *rdma.Completion) {
 			}
 			l.losses++
 		}
-		l.durable = 0
+		l.durable, l.newest = 0, 0
 	}
 	l.known, l.generation = true, g
 	l.durable = max(l.durable, c.Durable)
+	if l.newest <= l.durable {
+		l.flushed = l.written
+	}
 }
 
-// wrote looks at the completion of a WriteAt.
+// wrote looks at the completion of a work that has changed octets. Some have no number: a Flush covers them.
 func (l *lineage) wrote(c *rdma.Completion) {
-	if c.Seq == 0 || c.Seq > c.Durable {
-		l.written++
+	switch {
+	case c.Seq == 0:
+		l.newest = math.MaxUint64
+	case c.Seq <= c.Durable:
+		return
 	}
+	l.newest = max(l.newest, c.Seq)
+	l.written++
 }
 
 // flushing is a Flush under way.
@@ -100,7 +110,9 @@ func (l *lineage) begin() flushing { return flushing{l.written, l.told} }
 
 // end is the end of a Flush that has gone well. All that were under way when a loss was noticed tell of it.
 func (l *lineage) end(f flushing) error {
-	l.flushed = max(l.flushed, f.written)
+	if l.flushed = max(l.flushed, f.written); l.flushed == l.written {
+		l.newest = 0
+	}
 	if l.losses == f.told {
 		return nil
 	}
@@ -122,7 +134,7 @@ func (e *Endpoint) WriteAt(ctx context.Context, p []byte, off int64) error {
 }
 
 // Flush makes durable what is complete: each WriteAt that has returned, and each work whose completion was
-// polled. It fails with a *RestartedError if a WriteAt since the last Flush may have been lost: once, but so does each Flush that is
+// polled. It fails with a *RestartedError if some of that may have been lost before it was durable: once, but so does each Flush that is
 // under way meanwhile.
 func (e *Endpoint) Flush(ctx context.Context) error {
 	e.mu.Lock()

@@ -409,11 +409,11 @@ func (e *Endpoint) Poll(cs []rdma.Completion) (n int) {
 // own takes a completion that is the library's. The lock is held.
 func (e *Endpoint) own(c *rdma.Completion) bool {
 	e.gen.see(c)
+	if c.Op != rdma.OpRead && c.Op != rdma.OpFlush && c.Status == rdma.StatusOK {
+		e.gen.wrote(c)
+	}
 	if c.ID&ownID == 0 {
 		return false
-	}
-	if c.Op == rdma.OpWrite && c.Status == rdma.StatusOK {
-		e.gen.wrote(c)
 	}
 	k := e.pending[c.ID]
 	delete(e.pending, c.ID)

@@ -262,6 +262,56 @@ func testRestarted(t *testing.T, wire bool) {
 	must(t, calm.Flush(t.Context()))
 }
 
+// Flush answers for what was posted, too: if its completion was polled, and the store was opened again without it, Flush says so. Not if it was durable,
+// by itself or because of a flush that was posted.
+func TestRestartedPosted(t *testing.T) {
+	for _, over := range []string{"local", "wire"} {
+		t.Run(over, func(t *testing.T) {
+			disk := backendtest.NewDisk(size, 512)
+			h := endpointtest.New(t, disk)
+			url := endpointtest.URL
+			if over == "wire" {
+				url = h.Listen()
+			}
+			e := h.UseURL(url, endpoint.Options{Device: h.Device})
+			sge, err := e.SGE(alloc(t, e, 512))
+			must(t, err)
+			write := rdma.Work{Op: rdma.OpWrite, Flags: rdma.Signaled, SGL: []rdma.SGE{sge}}
+			durable := write
+			durable.Flags |= rdma.Durable
+			add := rdma.Work{Op: rdma.OpFetchAdd, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: sge.Bytes[:8], Region: sge.Region}}}
+			for _, c := range []struct {
+				works []rdma.Work
+				lost  bool
+			}{
+				{[]rdma.Work{durable}, false},
+				{[]rdma.Work{write}, true},
+				{[]rdma.Work{write, {Op: rdma.OpFlush, Flags: rdma.Signaled}}, false},
+				{[]rdma.Work{add}, true},
+				{[]rdma.Work{{Op: rdma.OpDiscard, Flags: rdma.Signaled, Length: 512}}, true},
+				{[]rdma.Work{{Op: rdma.OpRead, Flags: rdma.Signaled, SGL: []rdma.SGE{sge}}}, false},
+			} {
+				_, err := e.Post(c.works)
+				must(t, err)
+				for range c.works {
+					var cs [1]rdma.Completion
+					must(t, e.Wait(t.Context()))
+					if n := e.Poll(cs[:]); n != 1 || cs[0].Status != rdma.StatusOK {
+						t.Fatalf("%d: %+v", n, cs[0])
+					}
+				}
+				disk = backendtest.DiskOf(disk.Crash(nil, 0), 512)
+				h.Restart(disk)
+				if _, lost := errors.AsType[*endpoint.RestartedError](e.Flush(t.Context())); lost != c.lost {
+					t.Errorf("%v, and a restart: Flush tells of a loss: %v", c.works[0].Op, lost)
+				}
+				must(t, e.Flush(t.Context()))
+				must(t, e.Reconnect(t.Context()))
+			}
+		})
+	}
+}
+
 // A name that stands for another partition, after the one that was opened is deleted or renamed, is not gone on with: what was written is
 // not there, and what would be is no business of that one. A partition of memory is another one after each restart.
 func TestAnother(t *testing.T) {

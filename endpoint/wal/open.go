@@ -40,6 +40,9 @@ func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 			l, err = find(ctx, e, o)
 		}
 	}
+	if _, restarted := errors.AsType[*endpoint.RestartedError](err); restarted { // perhaps while it read
+		l, err = find(ctx, e, o)
+	}
 	return l, err
 }
 

@@ -562,6 +562,27 @@ func TestForgetfulStore(t *testing.T) {
 	_ = l.Close()
 }
 
+// What was written to the endpoint before, and is lost with the store, keeps nobody from opening the log that is there now.
+func TestOpenAfterLoss(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	h := endpointtest.New(t, disk)
+	e := h.Use(endpoint.Options{Sole: true})
+	l, err := Open(t.Context(), e, Options{Segment: testSegment})
+	must(t, err)
+	mustAppend(t, l, []byte(short))
+	must(t, l.Close())
+	b, err := e.Alloc(testBlock)
+	must(t, err)
+	must(t, e.WriteAt(t.Context(), b, testSize-testBlock))
+	h.Restart(backendtest.DiskOf(disk.Crash(nil, 0), testBlock))
+	l, err = Open(t.Context(), e, Options{})
+	must(t, err)
+	if got := records(t, l); !slices.Equal(got, []string{short}) {
+		t.Errorf("%q", got)
+	}
+	must(t, l.Close())
+}
+
 // The partition is deleted: all who wait are told.
 func TestGone(t *testing.T) {
 	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
