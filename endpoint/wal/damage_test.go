@@ -105,27 +105,31 @@ func TestDamage(t *testing.T) {
 // large returns a record that fills a number of bytes in the log, with its header.
 func large(n int) string { return strings.Repeat("l", n-entrySize) }
 
-// A block that the medium cannot read, behind a hole, does not hide what proves the damage.
+// A block that the medium cannot read, behind a hole, does not hide what proves the damage, be it far behind that block, or beside it.
 func TestDamageBeforeUnreadable(t *testing.T) {
 	const block = 4096
-	disk := backendtest.NewDisk(32<<20, block)
-	l := mustOpen(t, disk, Options{})
-	for range 4 {
-		mustAppend(t, l, []byte(large(maxEntry)))
-	}
-	must(t, l.Close())
-	image := disk.Crash(nil, 0)
-	image[block] ^= 1
-	disk = backendtest.DiskOf(image, block)
-	const bad = block + maxEntry/2
-	disk.Fault = func(op *backend.Op) error {
-		if op.Kind == backend.Read && op.Off <= bad && op.Off+op.Len > bad {
-			return &backend.MediumError{Kind: op.Kind, Off: bad, Err: errors.New("broken on purpose")}
+	for size, bads := range map[int][]int64{maxEntry: {maxEntry / 2}, block: {block, 2 * block, 5 * block, 8 * block}} {
+		for _, bad := range bads {
+			disk := backendtest.NewDisk(32<<20, block)
+			l := mustOpen(t, disk, Options{})
+			for range 4 {
+				mustAppend(t, l, []byte(large(size)))
+			}
+			must(t, l.Close())
+			image := disk.Crash(nil, 0)
+			image[block] ^= 1
+			disk = backendtest.DiskOf(image, block)
+			bad += block
+			disk.Fault = func(op *backend.Op) error {
+				if op.Kind == backend.Read && op.Off <= bad && op.Off+op.Len > bad {
+					return &backend.MediumError{Kind: op.Kind, Off: bad, Err: errors.New("broken on purpose")}
+				}
+				return nil
+			}
+			if damaged, got := tryOpen(t, disk); !damaged {
+				t.Errorf("records of %d bytes, and byte %d cannot be read: %d records", size, bad, len(got))
+			}
 		}
-		return nil
-	}
-	if damaged, got := tryOpen(t, disk); !damaged {
-		t.Errorf("%d records", len(got))
 	}
 }
 

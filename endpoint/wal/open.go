@@ -309,7 +309,7 @@ func (r *reader) entry(ctx context.Context, c *cursor) (*entry, error) {
 // none. A crash leaves nothing like it, for it tears only the last batch, which begins at c or before.
 func (r *reader) later(ctx context.Context, c cursor) (*cursor, error) {
 	l, at := r.l, c
-	for {
+	for ahead := int64(maxEntry); ; { // octets that are read at a time
 		if at.pos += l.block; at.pos+l.block > l.segment {
 			if at.segment != c.segment || c.pos+l.maxEntry+2*l.block <= l.segment { // there is room: the next one was not begun
 				return nil, nil
@@ -318,13 +318,18 @@ func (r *reader) later(ctx context.Context, c cursor) (*cursor, error) {
 		}
 		n := l.block
 		if !r.holds(&at, n) {
-			n = min(maxEntry, l.segment-at.pos)
+			n = min(ahead, l.segment-at.pos)
 		}
 		b, err := r.at(ctx, &at, n)
-		if isUnreadable(err) {
-			at.pos += n - l.block
+		switch {
+		case isUnreadable(err) && n > l.block: // again, with less, for the rest can be read
+			ahead = max(n/2&^(l.block-1), l.block)
+			at.pos -= l.block
 			continue
-		} else if err != nil {
+		case isUnreadable(err):
+			ahead = maxEntry
+			continue
+		case err != nil:
 			return nil, err
 		}
 		seq := entrySequence(b)
