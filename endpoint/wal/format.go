@@ -19,6 +19,7 @@ import (
 //	56   8  serial of the oldest segment that is kept
 //	64   8  LSN below which records are not needed
 //	72   4  CRC32C of octets 0 to 71
+//	76   8  life: chosen by chance by who has opened the log and has written this; 0 in older logs
 //
 // Entries follow, each at a multiple of the block, until one does not parse.
 //
@@ -26,6 +27,8 @@ import (
 //	 4   4  CRC32C of the epoch, 8 octets, the length, the sequence, and what follows it
 //	 8   8  sequence: the LSN of a record; of a mark, that of the next record
 //	16      payload; of a mark: epoch from here on, oldest serial, LSN below which records are not needed
+//
+// Behind the payload of a mark stands the life, 8 octets, and zeroes behind all others.
 const (
 	magic      = "oneshot log 2\n\x00\x00"
 	magic1     = "oneshot log 1\n\x00\x00"
@@ -47,6 +50,7 @@ type header struct {
 	first    uint64 // LSN
 	oldest   uint64 // serial
 	needed   uint64 // LSN
+	life     uint64
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -64,6 +68,7 @@ func (h *header) put(b []byte) {
 		binary.BigEndian.PutUint64(b[24+8*i:], v)
 	}
 	binary.BigEndian.PutUint32(b[headerSize-4:], crc32.Checksum(b[:headerSize-4], castagnoli))
+	binary.BigEndian.PutUint64(b[headerSize:], h.life)
 }
 
 // What stands where a header is looked for.
@@ -89,6 +94,7 @@ func parseHeader(b []byte) (h header, err error) {
 	for i, v := range []*uint64{&h.segment, &h.serial, &h.epoch, &h.first, &h.oldest, &h.needed} {
 		*v = binary.BigEndian.Uint64(b[24+8*i:])
 	}
+	h.life = binary.BigEndian.Uint64(b[headerSize:])
 	if h.block < minBlock || h.block > maxEntry || h.block&(h.block-1) != 0 || h.segments < 2 || h.segment%uint64(h.block) != 0 ||
 		h.segment < minSegment*uint64(h.block) || h.serial == 0 || h.oldest == 0 || h.oldest > h.serial || h.first == 0 || h.needed > h.first {
 		return h, fmt.Errorf("a segment of a log that makes no sense: %+v", h)

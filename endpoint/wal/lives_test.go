@@ -129,6 +129,41 @@ func TestManyLives(t *testing.T) {
 	}
 }
 
+// Of two lives that have found the same, and write the same, each would find its own octets where the other has written. They are told apart all
+// the same: each record whose Wait returns nil is there for itself.
+func TestLivesThatWriteTheSame(t *testing.T) {
+	for before := range 16 { // at any place of a segment, and at the end of one
+		h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+		first := begin(t, h.Use, Options{Segment: testSegment})
+		for range before {
+			first.add(t, "old")
+		}
+		lives := []*life{begin(t, h.Use, Options{}), begin(t, h.Use, Options{})}
+		for _, a := range lives { // if that frees a segment they write a mark, and nothing behind it
+			if err := a.l.Truncate(uint64(before)); err != nil && !errors.Is(err, ErrTaken) {
+				t.Fatal(err)
+			}
+		}
+		want := 0
+		for range 2 {
+			for _, a := range lives {
+				if a.add(t, "same") {
+					want++
+				}
+			}
+		}
+		got := 0
+		for _, p := range records(t, begin(t, h.Use, Options{}).l) {
+			if p == "same" {
+				got++
+			}
+		}
+		if got != want || want == 0 {
+			t.Errorf("behind %d records: %d records are durable, and %d are there", before, want, got)
+		}
+	}
+}
+
 // What an earlier life has sent, and what hangs in the store, is not written after the next life has opened the log.
 func TestLate(t *testing.T) {
 	nearAndFar(t, func(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint) {

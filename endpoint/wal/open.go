@@ -98,17 +98,21 @@ func (l *Log) prepare(ctx context.Context, o Options) error {
 		return err
 	}
 	l.maxEntry = min(maxEntry, l.segment-3*l.block)
-	if len(headers) == 0 {
+	if l.life = random(); len(headers) == 0 {
 		l.batches = true
-		var b [8]byte
-		_, _ = rand.Read(b[:])                       // never fails
-		l.epoch = binary.BigEndian.Uint64(b[:]) >> 2 // there is room to count
+		l.epoch = random() >> 2 // there is room to count
 	} else if err := l.recover(ctx, headers); err != nil {
 		return err
 	} else if err := l.rewrite(ctx); err != nil {
 		return err
 	}
 	return l.e.Flush(ctx)
+}
+
+func random() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.BigEndian.Uint64(b[:])
 }
 
 // rewrite writes again what the last batch can have written. That may have failed, and its bytes are read from a cache all the same, as

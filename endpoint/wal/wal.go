@@ -51,7 +51,8 @@
 // The endpoint is opened with endpoint.Options.Sole: so nothing that an earlier life has sent is written after Open has begun to read.
 // An earlier life that still runs loses its connection, and so does a later one if the earlier one comes back. Whoever makes a connection anew
 // looks whether somebody else has written where its batch belongs, before it writes that again (commit.go). Then its log has ended, with
-// ErrTaken: no record that was acknowledged is overwritten.
+// ErrTaken: no record that was acknowledged is overwritten. The first thing that a life writes, a mark or a header, has a number of its own: otherwise two
+// that have found the same end and append the same would each take what the other has written for its own.
 //
 // Open flushes before it returns: what it has found may have been in a cache only, and must not be gone after
 // the next crash. Before that it writes again what the last batch may have written: if that has failed, a flush does not help.
@@ -59,6 +60,7 @@ package wal
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -115,7 +117,8 @@ type Log struct {
 	segment  int64
 	segments uint64
 	maxEntry int64
-	batches  bool // entries say where batches begin
+	batches  bool   // entries say where batches begin
+	life     uint64 // tells this user of the log from another one who has found the same, and writes the same
 
 	reading sync.Mutex // held by Replay; guards the two below
 	reader  reader
@@ -225,12 +228,14 @@ func (l *Log) putRecord(p []byte) (lsn uint64, w Wait) {
 	return lsn, Wait{l: l, lsn: lsn}
 }
 
-// put puts an entry into the open batch, and says in it whether it is the first one.
-func (l *Log) put(epoch uint64, length uint32, payload []byte) {
+// put puts an entry into the open batch, and says in it whether it is the first one. It returns its octets, with the padding.
+func (l *Log) put(epoch uint64, length uint32, payload []byte) []byte {
 	if l.batches && l.open.n == 0 {
 		length |= firstBit
 	}
-	putEntry(l.take(l.sizeOf(payload)), epoch, l.next, length, payload)
+	b := l.take(l.sizeOf(payload))
+	putEntry(b, epoch, l.next, length, payload)
+	return b
 }
 
 // sizeOf is that of an entry.
@@ -293,7 +298,7 @@ func (l *Log) beginSegment() {
 	l.pos = 0
 	h := header{
 		batches: l.batches, block: uint32(l.block), segments: uint32(l.segments), segment: uint64(l.segment),
-		serial: l.serial, epoch: l.epoch, first: l.next, oldest: l.oldest, needed: l.needed,
+		serial: l.serial, epoch: l.epoch, first: l.next, oldest: l.oldest, needed: l.needed, life: l.life,
 	}
 	l.kept = append(l.kept, segment{l.serial, l.next, l.epoch})
 	h.put(l.take(l.block))
@@ -311,7 +316,8 @@ func (l *Log) putMark(oldest uint64) {
 		l.open.sealed = true
 	}
 	p := mark{l.epoch, oldest, l.needed}.bytes()
-	l.put(before, markSize|markBit, p[:])
+	b := l.put(before, markSize|markBit, p[:])
+	binary.BigEndian.PutUint64(b[entrySize+markSize:], l.life)
 	l.marked = true
 	l.open.oldest = max(l.open.oldest, oldest)
 	l.freeing = max(l.freeing, oldest)
