@@ -55,7 +55,10 @@ func find(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 		err = l.prepare(ctx, o)
 	}
 	if err != nil {
-		return nil, errors.Join(err, l.release())
+		if ctx.Err() == nil { // otherwise something may be under way, and the memory is the endpoint's until that is closed
+			err = errors.Join(err, l.release())
+		}
+		return nil, err
 	}
 	l.ctx, l.end = context.WithCancel(context.Background())
 	l.wg.Go(l.run)
@@ -67,13 +70,14 @@ func (l *Log) allocate() (err error) {
 	for _, b := range []struct {
 		buf *[]byte
 		n   int
-	}{{&l.open.buf, batchSize}, {&l.spare.buf, batchSize}, {&l.reader.buf, maxEntry}} {
+	}{{&l.open.buf, batchSize}, {&l.spare.buf, batchSize}} {
 		if *b.buf, err = l.e.Alloc(b.n); err != nil {
 			return err
 		}
 		l.memory = append(l.memory, *b.buf)
 	}
-	return nil
+	l.reader.buf, err = l.e.Alloc(maxEntry)
+	return err
 }
 
 // release gives the memory back.
@@ -81,7 +85,10 @@ func (l *Log) release() (err error) {
 	for _, b := range l.memory {
 		err = errors.Join(err, l.e.Free(b))
 	}
-	l.memory = nil
+	if l.memory = nil; l.reader.buf != nil {
+		err = errors.Join(err, l.e.Free(l.reader.buf))
+		l.reader.buf = nil
+	}
 	return err
 }
 
@@ -384,7 +391,9 @@ func (r *reader) at(ctx context.Context, c *cursor, n int64) ([]byte, error) {
 			err = read(ctx, r.buf[:want], off)
 		}
 		if err != nil {
-			r.n = 0
+			if r.n = 0; ctx.Err() != nil { // what is under way may come at any time: the buffer is the endpoint's until that is closed
+				r.buf = nil
+			}
 			return nil, fmt.Errorf("wal: %w", err)
 		}
 		r.off, r.n = off, want
@@ -400,7 +409,12 @@ func (l *Log) Replay(ctx context.Context, from uint64, f func(lsn uint64, p []by
 	if l.memory == nil {
 		return ErrClosed
 	}
-	l.reader.n, l.reader.renews = 0, true
+	if l.reader.n, l.reader.renews = 0, true; l.reader.buf == nil {
+		var err error
+		if l.reader.buf, err = l.e.Alloc(maxEntry); err != nil {
+			return fmt.Errorf("wal: %w", err)
+		}
+	}
 	l.mu.Lock()
 	from = max(from, l.needed, l.kept0())
 	end := l.durable

@@ -122,7 +122,7 @@ type Log struct {
 
 	reading sync.Mutex // held by Replay; guards the two below
 	reader  reader
-	memory  [][]byte // from the endpoint; nil: given back
+	memory  [][]byte // of batches, from the endpoint; nil: given back
 
 	mu    sync.Mutex
 	space sync.Cond // the open batch was taken, or has failed

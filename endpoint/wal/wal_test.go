@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
 	"oneshot/backend/durable"
+	"oneshot/backend/faulty"
 	"oneshot/endpoint"
 	"oneshot/endpoint/endpointtest"
 	"oneshot/transport/rdma"
@@ -544,6 +546,62 @@ func testRestartedStore(t *testing.T, user func(*endpointtest.Host) func(endpoin
 		must(t, l.Truncate(l.First()))
 	}
 	must(t, l.Close())
+}
+
+// Who gives up a Replay leaves a read under way. What that brings does not come into the records of the next Replay.
+func TestReplayGivenUp(t *testing.T) {
+	store := faulty.New(backendtest.NewDisk(testSize, testBlock), faulty.Seed(t))
+	h := endpointtest.New(t, store)
+	l := beginWith(t, h.Use, endpoint.Options{Sole: true, Free: true}, Options{Segment: testSegment}).l
+	last := uint64(0)
+	for n := range 2 * int(testSegment/testBlock) {
+		last = mustAppend(t, l, fmt.Append(nil, "record ", n+1))
+	}
+	gate := store.Hold(faulty.Match{Kinds: faulty.Reads, Times: 1})
+	ctx, giveUp := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- l.Replay(ctx, 0, func(uint64, []byte) error { return nil }) }()
+	gate.Await(1)
+	giveUp()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	must(t, l.Replay(t.Context(), last-1, func(lsn uint64, p []byte) error {
+		gate.Release()
+		if want := fmt.Sprint("record ", lsn); string(p) != want {
+			t.Errorf("record %d is %q, want %q", lsn, p, want)
+		}
+		return nil
+	}))
+}
+
+// Open returns when its context ends, though the store does not answer; and the next one finds the log.
+func TestOpenGivenUp(t *testing.T) {
+	for _, kinds := range [][]backend.Kind{faulty.Reads, faulty.Writes} {
+		store := faulty.New(backendtest.NewDisk(testSize, testBlock), faulty.Seed(t))
+		h := endpointtest.New(t, store)
+		mustAppend(t, begin(t, h.Use, Options{Segment: testSegment}).l, []byte(short))
+		e := h.Use(endpoint.Options{Sole: true})
+		gate := store.Hold(faulty.Match{Kinds: kinds})
+		ctx, giveUp := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			_, err := Open(ctx, e, Options{})
+			done <- err
+		}()
+		gate.Await(1)
+		giveUp()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		gate.Release()
+		l, err := Open(t.Context(), e, Options{})
+		must(t, err)
+		if got := records(t, l); !slices.Equal(got, []string{short}) {
+			t.Errorf("%q", got)
+		}
+		must(t, l.Close())
+	}
 }
 
 // In a store that keeps nothing the log is gone after a restart, and says so.
