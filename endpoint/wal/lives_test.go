@@ -226,6 +226,22 @@ func TestReplayReplaced(t *testing.T) {
 	})
 }
 
+// Who replays records that another life has truncated meanwhile, and written over, hears of that life, not of damage.
+func TestReplayTaken(t *testing.T) {
+	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+	first := begin(t, h.Use, Options{Segment: testSegment})
+	first.add(t, "a")
+	second := begin(t, h.Use, Options{})
+	for range 5 * int(testSegment/testBlock) {
+		lsn, w := second.l.Append([]byte("b"))
+		must(t, w.Wait())
+		must(t, second.l.Truncate(lsn))
+	}
+	if err := first.l.Replay(t.Context(), 0, func(uint64, []byte) error { return nil }); !errors.Is(err, ErrTaken) {
+		t.Errorf("%v, want %v", err, ErrTaken)
+	}
+}
+
 // A life whose log another one has replaced by a new log, of the same shape, does not write into that.
 func TestCreatedAnew(t *testing.T) {
 	for before := range 2 * int(testSegment/testBlock) {

@@ -441,18 +441,27 @@ func (l *Log) Replay(ctx context.Context, from uint64, f func(lsn uint64, p []by
 			}
 		}
 		if c.next <= end && (i+1 == len(kept) || kept[i+1].first != c.next) {
-			return l.missing(&c)
+			return l.missing(ctx, &c)
 		}
 	}
 	return nil
 }
 
 // missing says why there is no entry at c.
-func (l *Log) missing(c *cursor) error {
+func (l *Log) missing(ctx context.Context, c *cursor) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.kept) > 0 && l.kept[0].serial > c.segment.serial {
+	truncated := len(l.kept) > 0 && l.kept[0].serial > c.segment.serial
+	l.mu.Unlock()
+	if truncated {
 		return fmt.Errorf("wal: record %d was truncated meanwhile", c.next)
+	}
+	b := l.reader.buf[:l.block]
+	l.reader.n = 0
+	if err := l.readAt(ctx, b, l.start(c.segment.serial)); err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	if h, err := parseHeader(b); err == nil && (segment{h.serial, h.first, h.epoch}) != c.segment {
+		return ErrTaken // by who has truncated it
 	}
 	return &DamagedError{c.segment.serial, l.start(c.segment.serial) + c.pos, c.next, "something else stands there"}
 }
