@@ -26,6 +26,7 @@ const (
 // user is the user of a queue pair.
 type user struct {
 	t    testing.TB
+	dom  rdma.Domain
 	cq   rdma.CompletionQueue
 	qp   rdma.QueuePair
 	mem  rdma.Region
@@ -44,6 +45,7 @@ func follow(t testing.TB, d rdma.Device, addr string, order rdma.Order, former r
 	u := &user{t: t, gone: make(chan error, 2), wake: make(chan struct{}, 1)}
 	dom, err := d.NewDomain()
 	check(t, err)
+	u.dom = dom
 	u.cq, err = d.NewCompletionQueue(256, func() {
 		select {
 		case u.wake <- struct{}{}:

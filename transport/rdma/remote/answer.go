@@ -1,13 +1,13 @@
 package remote
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
 	"oneshot/backend"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 var (
@@ -80,9 +80,12 @@ func (q *queuePair) succeeded(w *work, r *wire.Response) {
 			q.highest = max(q.highest, r.Value)
 		}
 	case wire.Swap, wire.Add:
-		binary.NativeEndian.PutUint64(w.sgl[0].Bytes, r.Value)
 		if !w.durable {
 			q.unnumbered++
+		}
+		if !w.old.put(w.sgl[0].Bytes, r.Value) {
+			w.status, w.err = rdma.StatusLocalProtection, soft.ErrGone
+			q.stop(w.err)
 		}
 	case wire.Flush:
 		q.flushed(w)

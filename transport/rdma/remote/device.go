@@ -16,6 +16,7 @@
 package remote
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -185,7 +186,7 @@ func (d *domain) Register(b []byte, a rdma.Access) (rdma.Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &region{below, d, a}, nil
+	return &region{Region: below, domain: d, access: a}, nil
 }
 
 // NewWindow implements rdma.Domain.
@@ -199,6 +200,27 @@ type region struct {
 	rdma.Region
 	domain *domain
 	access rdma.Access
+
+	mu   sync.Mutex // a leaf
+	gone bool       // Deregister was called
+}
+
+// Deregister implements rdma.Region.
+func (r *region) Deregister() error {
+	r.mu.Lock()
+	r.gone = true
+	r.mu.Unlock()
+	return r.Region.Deregister()
+}
+
+// put writes what an atomic operation has found to b, a part of r: the device below knows nothing of that. False: the memory is its owner's again.
+func (r *region) put(b []byte, v uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.gone {
+		binary.NativeEndian.PutUint64(b, v)
+	}
+	return !r.gone
 }
 
 // sge returns e for the device below, or says what is wrong with it.

@@ -11,6 +11,7 @@ import (
 	"oneshot/mem"
 	"oneshot/partition/service"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
 	"oneshot/transport/rdma/remote"
 )
 
@@ -133,5 +134,29 @@ func TestMemoryUntilDeviceIsDone(t *testing.T) {
 		below.let()
 		<-closed
 		u.want(1, rdma.StatusFlushed)
+	})
+}
+
+// What an atomic operation has found does not come into memory that its owner has deregistered meanwhile: it may be anybody's by then.
+func TestAtomicOfMemoryThatIsGone(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, _ *far, d rdma.Device, addr string) {
+		u := use(t, d, addr, rdma.OrderStrict)
+		b, free, err := rdma.Alloc(d, mem.PageSize)
+		check(t, err)
+		defer func() { check(t, free(b)) }()
+		r, err := u.dom.Register(b, rdma.AccessLocalWrite)
+		check(t, err)
+		await, release := s.Hold(func(*backend.Op) bool { return true })
+		add := u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 64)
+		add.SGL = []rdma.SGE{{Bytes: b[:8], Region: r}}
+		u.post(add)
+		await(1)
+		check(t, r.Deregister())
+		b[0] = 1
+		release()
+		u.want(1, rdma.StatusLocalProtection)
+		if b[0] != 1 {
+			t.Error("memory is written to that is not registered any more")
+		}
 	})
 }

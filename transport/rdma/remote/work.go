@@ -28,6 +28,7 @@ type work struct {
 	compare    uint64
 	operand    uint64
 	sgl        []rdma.SGE // of the device below
+	old        *region    // of the last of these
 	durable    bool
 
 	direct bool // it goes without a request
@@ -151,6 +152,7 @@ func (q *queuePair) prepare(w *work, p *rdma.Work) (what string) {
 			return "element that is not of whole units (Endpoint.Unit), on a device without one-shot"
 		}
 		w.sgl = append(w.sgl, e)
+		w.old = p.SGL[i].Region.(*region)
 	}
 	if p.Op == rdma.OpCompareSwap || p.Op == rdma.OpFetchAdd {
 		w.n = 8
@@ -175,7 +177,7 @@ func (q *queuePair) prepareRange(w *work, p *rdma.Work, n int64) (what string) {
 // recycle keeps w for the next use.
 func (q *queuePair) recycle(w *work) {
 	clear(w.sgl)
-	w.sgl, w.err, w.prev = w.sgl[:0], nil, nil
+	w.sgl, w.old, w.err, w.prev = w.sgl[:0], nil, nil, nil
 	w.next, q.free = q.free, w
 }
 
