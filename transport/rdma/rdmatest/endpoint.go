@@ -198,13 +198,18 @@ func testWrongSTag(t *testing.T, p Endpoint) {
 // What reaches no octets needs no right; what it promises does.
 func testNoOctets(t *testing.T, p Endpoint) {
 	for _, op := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite, rdma.OpDiscard} {
-		e := attach(t, p, 0, 4, rdma.RightAtomics)
-		e.post(e.work(op, 1, rdma.Signaled|rdma.Fence, 0, 0, 0), e.work(op, 2, rdma.Signaled|rdma.Barrier, 0, 0, 0))
-		e.sends.want(op, 1)
-		if c := e.sends.next(); c.Status != rdma.StatusRemoteAccess {
-			t.Errorf("%+v", c)
+		for _, promise := range []rdma.Flags{rdma.Barrier, rdma.Durable} {
+			if op == rdma.OpRead && promise == rdma.Durable {
+				continue
+			}
+			e := attach(t, p, 0, 4, rdma.RightAtomics)
+			e.post(e.work(op, 1, rdma.Signaled|rdma.Fence, 0, 0, 0), e.work(op, 2, rdma.Signaled|promise, 0, 0, 0))
+			e.sends.want(op, 1)
+			if c := e.sends.next(); c.Status != rdma.StatusRemoteAccess {
+				t.Errorf("%+v", c)
+			}
+			e.bad()
 		}
-		e.bad()
 	}
 }
 
