@@ -182,14 +182,15 @@ func (w *abortion) over() {
 	}
 }
 
-// accessTold does what the table has told of a namespace. The lock of the admin queue is held.
+// accessTold does what the table has told of a namespace. Of one that was taken away hosts hear nothing: the number may be another one's by now. The lock
+// of the admin queue is held.
 func (c *Controller) accessTold(a *attached) {
 	e := access.Event(a.told.Swap(0))
 	if e&access.AccessChanged != 0 && c.stateChanged(a) {
 		c.anaChanges++
 		c.raise(eventANA)
 	}
-	if c.admin.state != queueConnected {
+	if c.admin.state != queueConnected || !slices.Contains(*c.attached.Load(), a) {
 		return
 	}
 	mask := c.sub.noticeMask(c.hostID, a.nsid)

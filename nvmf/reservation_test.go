@@ -344,6 +344,26 @@ func (p *party) told() (list []uint32) {
 	return list
 }
 
+// A namespace that goes to another number has no more notices by the former one, which is another namespace's now.
+func TestNoticesOfMovedNamespace(t *testing.T) {
+	x := newTarget(t, nil, false)
+	a, b := x.party(1, 1), x.party(1, 2)
+	for i, p := range []*party{a, b} {
+		if s := p.reserve(resRegister, 0, 0, uint64(i+1)); s != nvme.Success {
+			t.Fatal(s)
+		}
+	}
+	x.sub.SetNamespaces([]Shown{{NSID: 1}, {NSID: 2, Namespace: x.ns}})
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 2}}) })
+	c, keys := reserve(resAcquire, 1<<8|nvme.Preempt, 1, 2)
+	c.NSID = 2
+	a.io.must(c, len(keys), keys, true)
+	x.tell()
+	if first, second := b.admin.notice(false), b.admin.notice(false); first != "1 1 0 2" || second != "0 0 0 0" {
+		t.Errorf("the host reads %s, then %s", first, second)
+	}
+}
+
 // Who loses something by what somebody else does hears of it on all controllers, unless the host has masked that; who does it
 // hears nothing on any.
 func TestReservationNotices(t *testing.T) {
