@@ -214,7 +214,7 @@ func haStatus() *cobra.Command {
 		Long: `status asks the running node of this machine, over its management socket, who is in
 the cluster, who votes, and whom it hears. CONFIGURATION says whether a node has the
 same configuration as this one, and if not, which parts differ: the file should be the
-same on all nodes.
+same on all nodes. It names the version that the node runs, if that is another one.
 
 If a majority of the voters is up, the cluster can agree on changes; one of them leads.
 
@@ -542,10 +542,16 @@ func configurationText(c *mgmt.Cluster, m *mgmt.Member) string {
 		return "this node"
 	case m.Version == "":
 		return "not known yet"
-	case len(m.Differs) == 0:
-		return "the same"
 	}
-	return "differs: " + strings.Join(m.Differs, ", ")
+	text := "the same"
+	if len(m.Differs) > 0 {
+		text = "differs: " + strings.Join(m.Differs, ", ")
+	}
+	i := slices.IndexFunc(c.Members, func(own mgmt.Member) bool { return own.Name == c.Node })
+	if i >= 0 && c.Members[i].Version != m.Version { // which may say the same otherwise
+		text += fmt.Sprintf("; version %s, here %s", m.Version, orDash(c.Members[i].Version))
+	}
+	return text
 }
 
 func dashed(n uint64) string {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -165,6 +166,28 @@ func TestStatesWithoutPrimary(t *testing.T) {
 		state, news := mirrorState(cluster, &cluster.Mirrors[0]), strings.Join(mirrorNews(cluster, &cluster.Mirrors[0]), "; ")
 		if state != c.want || !strings.Contains(news, c.news) || c.news == "" && news != "" {
 			t.Errorf("%s: %s: %s", c.what, state, news)
+		}
+	}
+}
+
+// TestOtherVersions: status names the version of a node that runs another one than the node that answers, and tells the two apart from configurations that differ.
+func TestOtherVersions(t *testing.T) {
+	c := &mgmt.Cluster{Name: "lab", Node: "a", Members: []mgmt.Member{
+		{Name: "a", Number: 1, Up: true, Version: "2.0"},
+		{Name: "b", Number: 2, Up: true, Version: "1.9"},
+		{Name: "c", Number: 3, Up: true, Version: "2.0", Differs: []string{"limits"}},
+		{Name: "d", Number: 4, Up: true, Version: "1.9", Differs: []string{"limits"}},
+		{Name: "w", Number: 5, Up: true},
+	}}
+	var out strings.Builder
+	if err := writeCluster(&out, c, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"a": "this node", "b": "the same; version 1.9, here 2.0", "c": "differs: limits", "d": "differs: limits; version 1.9, here 2.0", "w": "not known yet",
+	} {
+		if !regexp.MustCompile(`\n` + name + ` .*  ` + want + `\n`).MatchString(out.String()) {
+			t.Errorf("node %s: no %q in\n%s", name, want, out.String())
 		}
 	}
 }
