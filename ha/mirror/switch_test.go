@@ -242,6 +242,16 @@ func TestSuccessor(t *testing.T) {
 			})
 		})
 	}
+	t.Run("a primary of former times beats", func(t *testing.T) {
+		o, says := office{given: 5}, make(chan replica.ID, 1)
+		o.tellOfSuccessor(says, 1)
+		if o.heardOf(2, 4); len(says) > 0 {
+			t.Errorf("node %d serves, by a beat of a term before", <-says)
+		}
+		if o.heardOf(1, 5); len(says) != 1 || <-says != 1 {
+			t.Error("nobody serves")
+		}
+	})
 	t.Run("it hangs, and this one takes part no more", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l, _, goOn := labThatFails(t, 2)
