@@ -447,3 +447,28 @@ func TestCompareAndWriteCanceled(t *testing.T) {
 		t.Errorf("other bytes are compared: % x", b[:min(len(b), 40)])
 	}
 }
+
+// A pair may be answered when nobody waits for it any more: what it ends with then is not looked at.
+func TestCompareAndWriteAnsweredLate(t *testing.T) {
+	addr, _ := listen(t, func(w *wire, e nvme.SQE) { w.answer(nvme.CQE{CID: e.CID(), Status: nvme.CompareFailure}) })
+	u, err := host.ParseURL("nvme+tcp://" + addr + "/nqn.2026-11.example:t/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := host.Dial(t.Context(), u, host.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n, err := c.Namespace(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if same, err := n.CompareAndWrite(ctx, 0, make([]byte, 512), make([]byte, 512)); same || err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, %v", same, err)
+		}
+	}
+}

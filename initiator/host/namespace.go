@@ -180,7 +180,7 @@ func (n *Namespace) CompareAndWrite(ctx context.Context, off int64, old, new []b
 		}
 	}
 	err := n.c.Do(ctx, 0, first, second)
-	if first.Err == nil && first.CQE.Status.Code() == nvme.CompareFailure {
+	if e, ok := errors.AsType[*StatusError](err); ok && e.Status.Code() == nvme.CompareFailure {
 		return false, nil
 	}
 	return err == nil, err
