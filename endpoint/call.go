@@ -275,7 +275,11 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 // of scatter/gather lists have to be made again (SGE). An endpoint that was opened with Options.Sole, and whose place another one has
 // taken, takes its place back: the caller has to look what the partition holds before it writes.
 func (e *Endpoint) Reconnect(ctx context.Context) error {
-	c := e.posts.Load()
+	posts := e.posts.Load()
+	c := posts
+	if now := e.now.Load(); now.over.Load() { // a call has made it, and could not make another one in its place
+		c = now
+	}
 	var former rdma.QueuePair
 	if !e.opts.Sole { // otherwise it waits for all that it had, and takes its place back
 		former = c.qp
@@ -287,7 +291,7 @@ func (e *Endpoint) Reconnect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.posts.CompareAndSwap(c, e.now.Load())
+	e.posts.CompareAndSwap(posts, e.now.Load())
 	return nil
 }
 
@@ -306,7 +310,8 @@ func (e *Endpoint) renew(ctx context.Context, old *conn, former rdma.QueuePair) 
 	case e.opts.Retry < 0:
 		return rdma.ErrDisconnected
 	}
-	_ = old.qp.Close() // whatever it says: it is over
+	old.over.Store(true)
+	_ = old.qp.Close() // whatever it says
 	begin := time.Now()
 	for tries := 0; ; tries++ {
 		c, err := e.connect(ctx, former)

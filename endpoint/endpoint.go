@@ -107,11 +107,12 @@ type Endpoint struct {
 	gen     lineage
 }
 
-// conn is one connection of the endpoint. Values are not changed.
+// conn is one connection of the endpoint. Values but over are not changed.
 type conn struct {
 	qp     rdma.QueuePair
 	info   rdma.Endpoint
-	number uint64 // counts them
+	number uint64      // counts them
+	over   atomic.Bool // somebody was about to make another one in its place
 }
 
 // block is memory of Alloc.
@@ -230,7 +231,7 @@ func (e *Endpoint) connect(ctx context.Context, former rdma.QueuePair) (*conn, e
 		return nil, errors.Join(err, qp.Close())
 	}
 	e.made++
-	return &conn{qp, *info, e.made}, nil
+	return &conn{qp: qp, info: *info, number: e.made}, nil
 }
 
 // suits reports whether the endpoint is what the options ask for.

@@ -227,6 +227,21 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
+// After Reconnect calls go on, also if one of them had connected again before another user took the place of that connection.
+func TestReconnectAfterReplaced(t *testing.T) {
+	h := endpointtest.New(t, backendtest.NewDisk(size, 512))
+	e := h.Use(endpoint.Options{Sole: true})
+	buf := alloc(t, e, 512)
+	h.End()
+	must(t, e.ReadAt(t.Context(), buf, 0)) // connects again
+	h.Use(endpoint.Options{Sole: true})
+	if err := e.ReadAt(t.Context(), buf, 0); !errors.Is(err, rdma.ErrReplaced) {
+		t.Fatal(err)
+	}
+	must(t, e.Reconnect(t.Context()))
+	must(t, e.ReadAt(t.Context(), buf, 0))
+}
+
 // A store that was opened again is noticed by those who have not flushed, and by nobody else.
 func TestRestarted(t *testing.T) {
 	for _, over := range []string{"local", "wire"} {
