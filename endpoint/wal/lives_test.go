@@ -13,6 +13,7 @@ import (
 	"oneshot/backend/faulty"
 	"oneshot/endpoint"
 	"oneshot/endpoint/endpointtest"
+	"oneshot/internal/rounds"
 )
 
 // life is one of several lives of a program, of which only one should be there.
@@ -103,29 +104,82 @@ func TestReconnected(t *testing.T) {
 	}
 }
 
-// The same with many lives in random turns, at the ends of segments, too.
+// The same with many lives in random turns, over the ends of segments and laps, and over power cuts. Some records are the same.
 func TestManyLives(t *testing.T) {
-	for round := range uint64(60) {
-		seed := faulty.Seed(t) + round
-		random := rand.New(rand.NewPCG(seed, 0))
-		h := endpointtest.New(t, backendtest.NewDisk(64*testSegment, testBlock))
-		lives := []*life{begin(t, h.Use, Options{Segment: testSegment})}
-		var want []string
-		for n := range 60 {
-			if random.IntN(8) == 0 {
-				lives = append(lives, begin(t, h.Use, Options{}))
+	nearAndFar(t, func(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint) {
+		first := faulty.Seed(t)
+		for round := range uint64(rounds.Of(20, 10)) {
+			seed := first + round
+			m := &many{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 0)), disk: backendtest.NewDisk(testSize, testBlock)}
+			m.h = endpointtest.New(t, m.disk)
+			m.use = user(m.h)
+			m.lives = []*life{begin(t, m.use, Options{Segment: testSegment})}
+			for range 80 {
+				m.step()
 			}
-			who := random.IntN(len(lives))
-			p := fmt.Sprintf("%d of %d ", n, who) + strings.Repeat("x", random.IntN(3*testBlock))
-			if lives[who].add(t, p) {
-				want = append(want, p)
-			} else {
-				lives[who] = begin(t, h.Use, Options{})
+			l := begin(t, m.use, Options{}).l
+			got := records(t, l)
+			if first := int(l.First()); first > max(m.truncated, 1) || !slices.Equal(got, m.want[first-1:]) {
+				t.Fatalf("seed %d: %d records from %d on, want those up to %d; truncated was below %d", seed, len(got), first, len(m.want), m.truncated)
 			}
 		}
-		if got := records(t, begin(t, h.Use, Options{}).l); !slices.Equal(got, want) {
-			t.Fatalf("seed %d: %d records, want %d", seed, len(got), len(want))
+	})
+}
+
+// many is the lives of TestManyLives, and the log as it should be.
+type many struct {
+	t         *testing.T
+	seed      uint64
+	r         *rand.Rand
+	disk      *backendtest.Disk
+	h         *endpointtest.Host
+	use       func(endpoint.Options) *endpoint.Endpoint
+	lives     []*life
+	want      []string // by LSN-1
+	truncated int      // LSN below which somebody was told that they are
+}
+
+// step has one of the lives do something, which goes well, or the log is full, or that life hears of another one.
+func (m *many) step() {
+	switch {
+	case m.r.IntN(12) == 0:
+		m.disk = backendtest.DiskOf(m.disk.Crash(m.r, 0.5), testBlock)
+		m.h.Restart(m.disk)
+	case m.r.IntN(10) == 0 && len(m.lives) < 5:
+		m.lives = append(m.lives, begin(m.t, m.use, Options{}))
+	}
+	who := m.r.IntN(len(m.lives))
+	l := m.lives[who].l
+	var err error
+	switch m.r.IntN(8) {
+	case 0, 1:
+		lsn := l.First() + uint64(m.r.IntN(int(l.next-l.First())+1))
+		if err = l.Truncate(lsn); err == nil {
+			m.truncated = max(m.truncated, int(lsn))
 		}
+	case 2:
+		err = l.Replay(m.t.Context(), 0, func(lsn uint64, p []byte) error {
+			if lsn > uint64(len(m.want)) || m.want[lsn-1] != string(p) {
+				m.t.Fatalf("seed %d: record %d of %d is %.20q", m.seed, lsn, len(m.want), p)
+			}
+			return nil
+		})
+	default:
+		p := strings.Repeat("x", 1+m.r.IntN(2)*testBlock)
+		lsn, w := l.Append([]byte(p))
+		if err = w.Wait(); err == nil {
+			if m.want = append(m.want, p); lsn != uint64(len(m.want)) {
+				m.t.Fatalf("seed %d: record %d is durable, %d is due", m.seed, lsn, len(m.want))
+			}
+		}
+	}
+	switch {
+	case errors.Is(err, ErrTaken):
+		_ = l.Close()
+		must(m.t, m.lives[who].e.Close())
+		m.lives[who] = begin(m.t, m.use, Options{})
+	case err != nil && !errors.Is(err, ErrFull):
+		m.t.Fatalf("seed %d: %v", m.seed, err)
 	}
 }
 
