@@ -479,22 +479,24 @@ func (m *Mirror) greeted(c net.Conn) (from replica.ID, links, beats bool, err er
 
 // dialOn keeps a connection with a node of a higher number, while ctx lasts.
 func (m *Mirror) dialOn(ctx context.Context, peer replica.ID, beats bool) {
-	wait := dialAgain
+	wait, term := dialAgain, uint64(0)
 	for ctx.Err() == nil {
 		began := time.Now()
 		spoke, err := m.dial(ctx, peer, beats)
 		if err != nil {
 			m.opts.Log.Debug("a node of a mirror cannot be reached", "node", peer, "beats", beats, "reason", err)
 		}
-		lasted := time.Since(began)
-		if wait = min(2*wait, dialAgainMost); spoke || lasted > dialAgainMost {
-			wait = dialAgain
-		}
+		lasted, before := time.Since(began), term
+		term = m.State().View.Term
+		wait = min(2*wait, dialAgainMost)
 		again := wait
-		// One over which the other node spoke may have ended because that changes its role, and hosts wait for another one. It may do so several
-		// times in a row: a copy that waited longer each time would leave S.
-		if spoke {
-			again -= lasted
+		// One over which the other node spoke may have ended because that changes its role, and hosts wait for another one. It may do so several times
+		// in a row: a copy that waited longer each time would leave S. One whose disk takes nothing is sent away soon each time, in one term.
+		if lasted > dialAgainMost || spoke && term != before {
+			wait, again = dialAgain, dialAgain
+			if spoke {
+				again -= lasted
+			}
 		}
 		select {
 		case <-ctx.Done():

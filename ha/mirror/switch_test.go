@@ -139,6 +139,13 @@ func (b *brief) Write(p []byte) (int, error) {
 	return b.Conn.Write(p)
 }
 
+// throughAll has the other ends of connections wrapped, and makes all anew.
+func (l *lab) throughAll(accepted func(net.Conn) net.Conn) {
+	l.setCut(0, 1, true)
+	l.accepted = accepted
+	l.setCut(0, 1, false)
+}
+
 // TestConnectsAgainInTime: connections that end as soon as something was said do not follow each other without a pause.
 func TestConnectsAgainInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -146,22 +153,46 @@ func TestConnectsAgainInTime(t *testing.T) {
 		l.begin()
 		defer l.end()
 		var dials atomic.Int64
-		through := func(accepted func(net.Conn) net.Conn) {
-			l.setCut(0, 1, true)
-			l.accepted = accepted
-			l.setCut(0, 1, false)
-		}
-		through(func(c net.Conn) net.Conn {
+		l.throughAll(func(c net.Conn) net.Conn {
 			dials.Add(1)
 			return &brief{Conn: c}
 		})
 		time.Sleep(20 * dialAgain)
-		through(nil)
+		l.throughAll(nil)
 		if n := dials.Load(); n < 2 || n > 2*20 { // for data, and for beats
 			t.Errorf("%d connections were made within %v", n, 20*dialAgain)
 		}
 		l.steady()
 	})
+}
+
+// TestRefusedCopyRests: a copy whose disk takes nothing begins anew again and again, each time with all that is known of what it lacks, and not as often as it can.
+func TestRefusedCopyRests(t *testing.T) {
+	for _, kind := range []backend.Kind{backend.Write, backend.Flush} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 2)
+			store := l.withFaults()
+			l.begin()
+			defer l.end()
+			a, b := l.nodes[0], l.nodes[1]
+			var dials atomic.Int64
+			l.throughAll(func(c net.Conn) net.Conn {
+				dials.Add(1)
+				return c
+			})
+			mend := store(b).Fail(faulty.Match{Kinds: []backend.Kind{kind}}, errDisk)
+			const writes, pause = 50, 400 * time.Millisecond
+			for i := range writes {
+				l.write(a, 0, bytesOf(4096, byte(i)))
+				time.Sleep(pause)
+			}
+			if n, most := dials.Load(), int64(3*writes*pause/dialAgainMost); n > most { // for data, and for beats, and more often at first
+				t.Errorf("%v: %d connections were made within %v, and %d are the most", kind, n, writes*pause, most)
+			}
+			mend()
+			l.level(a)
+		})
+	}
 }
 
 // failing are views of nodes of which one hangs in the moment in which another one gives it the office. Who is deaf does not learn of that.
