@@ -99,7 +99,7 @@ func (c *conn) request(b []byte, slot int, m *rdma.Completion) bool {
 		return false
 	}
 	h := c.handles[r.Handle]
-	if h == nil {
+	if h == nil || r.Op == wire.Detach && h.left {
 		x.answer(wire.NoHandle, 0)
 		return false
 	}

@@ -257,6 +257,31 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// DETACH is answered when all requests before it are, and so is one more: that the handle is not there any more.
+func TestDetachTwice(t *testing.T) {
+	b := newBench(t, false, plenty, service.Config{})
+	c := b.use(0)
+	await, release := b.store.Hold(everything)
+	defer release() // if the test ends early
+	c.request(wire.Request{Op: wire.Flush, Tag: 1})
+	await(1)
+	c.request(wire.Request{Op: wire.Detach, Tag: 2})
+	c.request(wire.Request{Op: wire.Detach, Tag: 3})
+	c.request(wire.Request{Op: wire.List, Tag: 4}) // so all are there
+	if r := c.response(); r.Tag != 3 || r.Status != wire.NoHandle {
+		t.Errorf("%+v", r)
+	}
+	if r := c.response(); r.Op != wire.List {
+		t.Errorf("%+v", r)
+	}
+	release()
+	for tag := range uint32(2) {
+		if r := c.response(); r.Tag != tag+1 || r.Status != wire.OK {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // A violation of the protocol ends its connection, and nobody else notices.
 func TestOffences(t *testing.T) {
 	message := func(change func([]byte)) func(*client) {
