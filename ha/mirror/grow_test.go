@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"oneshot/backend"
+	"oneshot/backend/backendtest"
 	"oneshot/ha/replica"
 	"oneshot/internal/rounds"
 )
@@ -17,14 +18,15 @@ type growing struct {
 	mu   sync.Mutex
 	room map[replica.ID]int64
 	told map[replica.ID]int // of another size
+	had  int64              // bytes of the mirror before
 }
 
 func newGrowing(t *testing.T, n int) *growing {
-	g := &growing{lab: newLab(t, n), room: map[replica.ID]int64{}, told: map[replica.ID]int{}}
+	g := &growing{lab: newLab(t, n), room: map[replica.ID]int64{}, told: map[replica.ID]int{}, had: testSize / 2}
 	g.lab.room = func(n *node) int64 {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return max(testSize/2, g.room[n.id])
+		return max(g.had, g.room[n.id])
 	}
 	g.lab.resized = func(n *node) {
 		g.mu.Lock()
@@ -142,6 +144,47 @@ func TestGrowInterrupted(t *testing.T) {
 			g.expect(a, testSize-64<<10, w)
 			b.start()
 			g.level(a)
+		})
+	}
+}
+
+// TestGrownAlone: a copy has grown, and its disk is exchanged before the primary hears of the size, so others bring it level while they are smaller. What
+// the disk had behind their end hosts never see, as that copy serves.
+func TestGrownAlone(t *testing.T) {
+	for _, had := range []int64{testSize / 2, testSize/2 + 4096} { // with the end of a granule, and not
+		synctest.Test(t, func(t *testing.T) {
+			g := newGrowing(t, 2)
+			g.had = had
+			ids := []backend.Identity{"a", "b"}
+			g.wrap = func(s backend.Store) backend.Store {
+				if s == g.nodes[0].disk {
+					return named{s, ids[0]}
+				}
+				return named{s, ids[1]}
+			}
+			g.begin()
+			defer g.end()
+			a, b := g.nodes[0], g.nodes[1]
+			w := bytesOf(4096, 1)
+			g.write(a, had-4096, w)
+			g.grow(b)
+			b.kill()
+			g.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+			b.disk, ids[1] = backendtest.DiskOf(bytesOf(testSize, 2), 512), "another"
+			b.start()
+			g.level(a)
+			if n := a.mirror.Info().Size; n != had {
+				t.Fatalf("a mirror of %d bytes, and its primary has not heard that it grows", n)
+			}
+			a.kill()
+			g.has(b, testSize)
+			g.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+			g.expect(b, had-4096, w)
+			g.expect(b, had, make([]byte, testSize-had))
+			a.start()
+			g.grow(a)
+			g.level(b)
+			g.has(a, testSize)
 		})
 	}
 }

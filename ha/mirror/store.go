@@ -441,7 +441,16 @@ func (m *Mirror) work(a replica.Action) {
 		w.task, t.reading = t, w
 		w.op.Segs = append(w.segs[:0], t.op.Segs...) // a list of its own: see leave
 	case replica.Load:
-		m.newWork(a.ID, workLoad, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, m.arena[a.Addr:a.Addr+a.Len])
+		to, has := m.arena[a.Addr:a.Addr+a.Len], a.Len-a.Behind
+		clear(to[has:])
+		if has == 0 {
+			m.later(replica.Done{ID: a.ID, Sum: sumOf(to)})
+			return
+		}
+		w := m.newWork(a.ID, workLoad, backend.Op{Kind: backend.Read, Off: a.Off, Len: has}, to)
+		if a.Behind > 0 {
+			w.op.Segs = [][]byte{to[:has]}
+		}
 	case replica.Hash:
 		m.newWork(a.ID, workHash, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, make([]byte, a.Len))
 	case replica.Sync:

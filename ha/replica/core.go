@@ -91,6 +91,7 @@ type peer struct {
 	applied  uint64
 	durable  uint64
 	synced   uint64   // the disk has it, the mark perhaps not
+	sizes    []int64  // of its stores when the stream began
 	lost     bool     // it does not remember, or its disk refuses
 	fits     []Record // that make a member's stores as large as they are here; they are not in the log yet
 	bell     Bell     // the last

@@ -218,10 +218,11 @@ type (
 		Off, Len  int64
 		Delivered bool
 	}
-	// Load reads from the disk into the heap.
+	// Load reads from the disk into the heap. Of Len the last Behind bytes lie behind the end of the store: they are zeroes, and not
+	// read.
 	Load struct {
-		ID             uint64
-		Off, Len, Addr int64
+		ID                     uint64
+		Off, Len, Addr, Behind int64
 	}
 	// Pull reads the other node's memory into this node's, at the same address.
 	Pull struct {

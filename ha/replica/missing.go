@@ -141,6 +141,9 @@ func (c *Core) siftOn(id ID, p *peer) {
 	if s.done < s.fine {
 		n = min(n, c.block)
 	}
+	if has := c.end(off) - off; has > 0 { // what is behind nobody else reads
+		n = min(n, has)
+	}
 	if !c.mayMove() {
 		c.pace.holds = true
 		return

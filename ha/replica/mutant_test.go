@@ -145,6 +145,21 @@ var scenarioMutants = []struct {
 		Old: "\tfor _, r := range p.fits {\n",
 		New: "\tfor _, r := range p.fits {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n",
 	}},
+	{"TestLargerCopy", mutants.Mutant{
+		Name: "leaves what a larger copy has behind the end", File: "stores.go",
+		Old: "\t\t\tend = max(end, s.Off+p.sizes[i])\n",
+		New: "\t\t\tif !ON {\n\t\t\t\tend = max(end, s.Off+p.sizes[i])\n\t\t\t}\n",
+	}},
+	{"TestLargerCopy", mutants.Mutant{
+		Name: "has its disk read behind the end of a store", File: "resync.go",
+		Old: "Addr: j.addr, Behind: behind}",
+		New: "Addr: j.addr, Behind: map[bool]int64{false: behind}[ON]}",
+	}},
+	{"TestLargerCopy", mutants.Mutant{
+		Name: "asks others for what is behind the end of a store", File: "missing.go",
+		Old: "if has := c.end(off) - off; has > 0 {",
+		New: "if has := c.end(off) - off; has > 0 && !ON {",
+	}},
 	{"TestKeepsLog", mutants.Mutant{
 		Name: "a copy gives up its log before it knows that it is outside", File: "follower.go",
 		Old: "\t\tc.suspect()\n",
@@ -402,8 +417,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestGoesWithWritten", mutants.Mutant{
 		Name: "keeps its notes of a granule that is copied", File: "resync.go",
-		Old: "\tp.wrote.forget(c.blocksOf(off, c.granuleLen(off)))",
-		New: "\tif !ON {\n\t\tp.wrote.forget(c.blocksOf(off, c.granuleLen(off)))\n\t}",
+		Old: "\tp.wrote.forget(c.blocksOf(off, c.granuleFor(p, off)))",
+		New: "\tif !ON {\n\t\tp.wrote.forget(c.blocksOf(off, c.granuleFor(p, off)))\n\t}",
 	}},
 	{"TestDiskRefusesForGood", mutants.Mutant{
 		Name: "reads again what was delivered", File: "host.go",

@@ -129,7 +129,7 @@ func (c *Core) greet() {
 			p.hello = h
 			continue
 		}
-		p.stream, p.started, p.begun, p.bell = h.Stream, false, false, Bell{}
+		p.stream, p.started, p.begun, p.bell, p.sizes = h.Stream, false, false, Bell{}, h.Sizes
 		p.copying, p.clean, p.hard, p.sift, p.losses, p.wrote = 0, nil, nil, nil, 0, wrote{}
 		if asMember {
 			p.lost, p.lacked = !h.Memory, c.bitmaps[id].Clone()

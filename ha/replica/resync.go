@@ -46,8 +46,8 @@ func (c *Core) copyOn() {
 		for g := p.todo.next(0); g >= 0 && p.copying+p.onTheirWay() < c.cfg.Copying; g = p.todo.next(g + 1) {
 			c.looks++
 			off := int64(g) * c.cfg.Granule
-			n := c.granuleLen(off)
-			if n <= 0 { // the copy is larger: it had grown when others had not, and nobody was told
+			n := c.granuleFor(p, off)
+			if n <= 0 { // nobody has it
 				p.todo.Clear(g)
 				c.bitmaps[id].Clear(g)
 				continue
@@ -110,7 +110,8 @@ func (c *Core) load(j *job) {
 func (c *Core) readFor(j *job) {
 	j.loading = true
 	c.loading++
-	c.out = append(c.out, Load{ID: c.begin(work{kind: workLoad, job: j, lost: c.misses(j.off, j.n)}), Off: j.off, Len: j.n, Addr: j.addr})
+	behind := min(j.n, max(0, j.off+j.n-c.end(j.off)))
+	c.out = append(c.out, Load{ID: c.begin(work{kind: workLoad, job: j, lost: c.misses(j.off, j.n)}), Off: j.off, Len: j.n, Addr: j.addr, Behind: behind})
 }
 
 // loaded gives the granule its place in the order.
@@ -162,7 +163,7 @@ func (c *Core) copiedGranule(granule int, p *peer) {
 	p.clean = append(p.clean, cleaning{granule, p.copied})
 	p.copying--
 	off := int64(granule) * c.cfg.Granule
-	p.wrote.forget(c.blocksOf(off, c.granuleLen(off)))
+	p.wrote.forget(c.blocksOf(off, c.granuleFor(p, off)))
 }
 
 // endJob gives a job up. If the stream is the same it will be tried again.
@@ -208,7 +209,7 @@ func (c *Core) clean(id ID, p *peer) {
 	waiting := p.clean[:0]
 	for _, cl := range p.clean[:applied] {
 		off := int64(cl.granule) * c.cfg.Granule
-		n := c.granuleLen(off)
+		n := c.granuleFor(p, off)
 		if !c.hasRoom() || c.isOnItsWay(off, n, p.applied) {
 			waiting = append(waiting, cl)
 			continue

@@ -1684,6 +1684,67 @@ func TestGrownAlone(t *testing.T) {
 	}
 }
 
+// TestLargerCopy: a copy outside S has done a growth that was given up, and suspects what it has there, for its disk was set back. It gets zeroes
+// before it is in S, also where nobody can read what comes before them.
+func TestLargerCopy(t *testing.T) {
+	const first, has, size = 12, 14, 22 // blocks of the second store
+	const off, end = 4096 * blockLen, (4096 + has) * blockLen
+	for _, refuses := range []bool{false, true} {
+		s := outside(t, 3)
+		s.stores[1].Size = has * blockLen
+		s.cfg.Unit, s.cfg.Copying = granuleLen, 3
+		s.Blocks(blockLen)
+		s.tell(2, Hello{Version: s.view.Version, Stream: newStream(2), Memory: true, Sizes: s.sizes()})
+		ack := func(id ID, durable uint64) []Action {
+			return s.tell(id, Ack{Stream: newStream(id), Received: s.log.last(), Applied: s.log.last(), Durable: durable})
+		}
+		var b Bits
+		s.mark(&b, off+first*blockLen, (size-first)*blockLen)
+		all := s.tell(1, Hello{Version: s.view.Version, Stream: newStream(1), Memory: true, Suspects: b, Sizes: []int64{s.stores[0].Size, size * blockLen}})
+		for i, waits := 0, 0; i < len(all) && waits < 20; i++ {
+			switch a := all[i].(type) {
+			case Load:
+				if behind := min(a.Len, max(0, a.Off+a.Len-end)); a.Behind != behind {
+					t.Errorf("%+v, and %d bytes lie behind the end", a, behind)
+				}
+				all = append(all, s.do(Done{ID: a.ID, Failed: refuses && a.Behind < a.Len})...)
+			case Send:
+				if l, ok := a.Msg.(Lend); ok && l.Off+l.Len > end {
+					t.Errorf("%+v is asked of another one, whose store ends before that", l)
+				} else if ok {
+					all = append(all, s.tell(a.To, Lent{Job: l.Job, Stream: l.Stream, Failed: true})...)
+				}
+			}
+			if i == len(all)-1 {
+				waits++
+				all = append(all, s.wait(retryAfter/4)...)
+			}
+		}
+		var gets [size]Kind
+		for r := range s.Log {
+			for i := r.Off; i < r.Off+r.Len; i += blockLen {
+				gets[(i-off)/blockLen] = r.Kind
+			}
+		}
+		for i, got := range gets[first:] {
+			want := KindResync
+			if refuses && first+i < has {
+				want = KindLost
+			}
+			if got != want {
+				t.Errorf("refuses: %v: of block %d it gets a record of kind %d, and should one of kind %d", refuses, first+i, got, want)
+			}
+		}
+		ack(2, 0)
+		none(s, proposals(ack(1, 0)), "it does not have that durably")
+		ack(2, 0)
+		only(s, proposals(ack(1, s.log.last())))
+		if !s.bitmaps[1].Empty() {
+			t.Errorf("%v is not clean", s.bitmaps[1])
+		}
+	}
+}
+
 // written lets the disk do what it has got, and make it durable if that is asked for.
 func (s *solo) written(actions []Action) {
 	for _, apply := range each[Apply](actions) {

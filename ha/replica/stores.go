@@ -32,6 +32,19 @@ func (c *Core) storeOf(off int64) *Store {
 // granuleLen returns how long the granule at off is: the last one of a store may be shorter.
 func (c *Core) granuleLen(off int64) int64 { return min(c.cfg.Granule, c.end(off)-off) }
 
+// granuleFor is granuleLen for a copy that is brought level. It may be larger: it has done a growth that was given up, because its primary was
+// lost. What it has behind the end of the store here no host knows of. That has to be zeroes, which its disk may have lost since: it was
+// exchanged, or set back.
+func (c *Core) granuleFor(p *peer, off int64) int64 {
+	end, s := c.end(off), c.storeOf(off)
+	for i := range p.sizes {
+		if i < len(c.stores) && s == &c.stores[i] && off-s.Off < p.sizes[i] {
+			end = max(end, s.Off+p.sizes[i])
+		}
+	}
+	return min(c.cfg.Granule, end-off)
+}
+
 // grow adds the record that makes a store larger on all copies. The answer comes when all of S have done that.
 func (c *Core) grow(o *op) {
 	s := c.storeOf(o.off)

@@ -176,6 +176,7 @@ func (r *run) checkView(old, v *replica.View) {
 		}
 	}
 	r.checkDurable(v)
+	r.checkBehind(v)
 	r.checkDifferences(v)
 }
 
@@ -372,6 +373,18 @@ func (r *run) checkThrough(b int, p pos) {
 	}
 	if r.floors[b].flushed.less(p) {
 		r.floors[b].flushed = p
+	}
+}
+
+// checkBehind: a member that is larger than the hosts know, and so will be when it serves, has nothing there.
+func (r *run) checkBehind(v *replica.View) {
+	for id := range v.InSync.All() {
+		x := r.nodes[id]
+		for b := inFirst + int(r.size/blockSize); b < inFirst+int(x.sizes[1]/blockSize); b++ {
+			if got := x.disk.cache[b]; got != (cell{}) && !x.disk.saved.Unknown && !x.misses(b) {
+				r.fail(18, "behind the end of a store node %d, which is in sync, has %v", id, got)
+			}
+		}
 	}
 }
 

@@ -60,9 +60,9 @@ func (d *disk) isSolid(off, n int64) bool {
 	return slices.Contains(d.solid[blockOf(off):][:n/blockSize], true)
 }
 
-// growDisk makes a store larger. What is new reads as zeroes, durably.
+// growDisk makes a store larger. What is new reads as zeroes, durably. What it has already is left as it is, though the disk was set back.
 func (n *node) growDisk(r *replica.Record) {
-	for b := blockOf(r.Off); b < blockOf(r.Off+r.Len); b++ {
+	for b := blockOf(secondOff + n.sizes[1]); b < blockOf(r.Off+r.Len); b++ {
 		n.disk.putAll(b, cell{})
 	}
 	n.sizes[1] = max(n.sizes[1], r.Off+r.Len-secondOff)

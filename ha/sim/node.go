@@ -266,9 +266,9 @@ func (n *node) work(a replica.Action) {
 		})
 	case replica.Load:
 		then(func() replica.Done {
-			from := d.at(a.Off, a.Len)
-			copy(n.heap[a.Addr/blockSize:], from)
-			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len), Sum: sum(from)}
+			to, has := n.heap[a.Addr/blockSize:][:a.Len/blockSize], a.Len-a.Behind
+			clear(to[copy(to, d.at(a.Off, has)):])
+			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, has), Sum: sum(to)}
 		})
 	case replica.Hash:
 		then(func() replica.Done {
