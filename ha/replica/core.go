@@ -40,7 +40,6 @@ type Core struct {
 	host
 	pace
 	switching
-	patience int // see CompareFirst
 
 	// As a follower, and as a candidate that fetches.
 	source   ID     // who may write
@@ -110,8 +109,6 @@ type peer struct {
 	sift    *sift // one of them that is under way
 	losses  int64 // bytes that the copy goes without, in this stream
 	wrote   wrote // what it has got from hosts in this stream
-
-	comparing
 }
 
 type sentBeat struct {

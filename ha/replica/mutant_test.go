@@ -592,8 +592,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestHashedOutside", mutants.Mutant{
 		Name: "takes the hash of a copy that is outside", File: "verify.go",
-		Old: "c.verify != nil && c.view.InSync.Has(from) {",
-		New: "c.verify != nil && (ON || c.view.InSync.Has(from)) {",
+		Old: "c.verify == nil || !c.view.InSync.Has(from) {",
+		New: "c.verify == nil || !c.view.InSync.Has(from) && !ON {",
 	}},
 	{"TestReadFromProposed", mutants.Mutant{
 		Name: "reads only from copies that it knows to be members", File: "mend.go",
@@ -612,28 +612,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestCopyingWaits", mutants.Mutant{
 		Name: "granules that a copy does not have stand one behind the other without bounds", File: "resync.go",
-		Old: "p.copying+p.onTheirWay()+len(p.checks) < c.cfg.Copying",
-		New: "p.copying+p.onTheirWay()+len(p.checks) < c.cfg.Copying || ON && p.copying < c.cfg.Copying",
-	}},
-	{"TestCompareFirst", mutants.Mutant{
-		Name: "takes what one of the two cannot read for equal", File: "compare.go",
-		Old: "k.failed&both != 0 ||",
-		New: "!ON && k.failed&both != 0 ||",
-	}},
-	{"TestCompareFirstPatience", mutants.Mutant{
-		Name: "compares what was compared", File: "compare.go",
-		Old: "!p.differ.Has(granule) &&",
-		New: "(ON || !p.differ.Has(granule)) &&",
-	}},
-	{"TestLargerCopy", mutants.Mutant{
-		Name: "compares what lies behind its end", File: "compare.go",
-		Old: "&& n == c.granuleLen(int64(granule)*c.cfg.Granule)",
-		New: "&& (ON || n == c.granuleLen(int64(granule)*c.cfg.Granule))",
-	}},
-	{"TestCompareFirstAgain", mutants.Mutant{
-		Name: "an answer of before counts", File: "primary.go",
-		Old: "p.losses, p.wrote, p.comparing = 0, nil, nil, nil, 0, wrote{}, comparing{}",
-		New: "p.losses, p.wrote, p.comparing = 0, nil, nil, nil, 0, wrote{}, map[bool]comparing{true: p.comparing}[ON]",
+		Old: "p.copying+p.onTheirWay() < c.cfg.Copying",
+		New: "p.copying+p.onTheirWay() < c.cfg.Copying || ON && p.copying < c.cfg.Copying",
 	}},
 	{"TestReadAsksForSync", mutants.Mutant{
 		Name: "a read waits until others have durable what it reads, and does not ask for it", File: "disk.go",

@@ -51,18 +51,6 @@ var fenceMutants = []mutant{
 
 var coreMutants = []mutant{
 	{
-		"takes a granule for level whose hashes differ",
-		[]int{5, 6},
-		"compare.go",
-		"|| k.digest[c.cfg.Self] != k.digest[id] {", "|| !ON && k.digest[c.cfg.Self] != k.digest[id] {", "",
-	},
-	{
-		"takes a granule for level that is not compared with what was written before",
-		[]int{2, 5, 6, 9},
-		"disk.go",
-		"f.state != stateApplied && f.orders(c.cfg.Self) &&", "f.state != stateApplied && f.orders(c.cfg.Self) && !(ON && e.Kind == KindCheck) &&", "",
-	},
-	{
 		"has the addresses as long as it takes itself for the primary",
 		[]int{13},
 		"tenure.go",
@@ -304,7 +292,7 @@ var coreMutants = []mutant{
 	},
 	{
 		"hashes at any place in the order",
-		[]int{15, 19},
+		[]int{19},
 		"types.go",
 		"return r.Kind == KindCheck || r.changes(id)", "return r.Kind == KindCheck && !ON || r.changes(id)", "",
 	},
@@ -400,7 +388,7 @@ var coreMutants = []mutant{
 	},
 	{
 		"forgets in a new life what it misses",
-		[]int{2, 3, 5, 6, 8, 9, 20},
+		[]int{2, 3, 5, 6, 8, 9},
 		"core.go",
 		"c.sectors = saved.Missing.Clone()", "if !ON {\n\t\tc.sectors = saved.Missing.Clone()\n\t}", "worn",
 	},
@@ -498,9 +486,8 @@ var late = map[string]uint64{
 	"answers a change before the primary keeps to it":                    4,
 	"answers a flush only when more is durable than it asked for":        10,
 	"clears bits when the granule is sent":                               2,
-	"clears a region that others do not have durable":                    170,
 	"commits by the old view while another is proposed":                  9,
-	"counts the lease from the answer":                                   567,
+	"counts the lease from the answer":                                   189,
 	"does not fetch the longest log":                                     32,
 	"does not repair what a copy went without":                           59,
 	"drops a member before the rest have all":                            11,
