@@ -27,10 +27,10 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb test-newer blktests nvmfabtest conformance check lint fuzz bench bench-drbd bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim sim-orders
+.PHONY: appliance help run build deb test test-deb test-newer blktests nvmfabtest conformance check lint fuzz bench bench-drbd bench-endpoint bench-failover bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim sim-orders
 
 help: ## say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: build ## build, and serve memory disks on 127.0.0.1: iSCSI at 3260, NVMe/TCP at 4420
 	bin/target serve
@@ -104,6 +104,10 @@ bench-ha: deps-bench build ## measure a mirror beside a store that is none; BENC
 bench-drbd: ## measure a mirror beside DRBD with LIO, in two virtual machines
 	scripts/deps.sh -a $(DOWNLOADED) $(VM_PACKAGES) drbd-utils dmsetup
 	$(GO) run ./bench/vm -mirror
+
+bench-failover: ## lose the primary of a mirror and of DRBD with keepalived, in three virtual machines
+	scripts/deps.sh -a $(DOWNLOADED) $(VM_PACKAGES) drbd-utils dmsetup keepalived iputils-arping e2fsprogs
+	$(GO) run ./bench/vm -failover
 
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma

@@ -36,11 +36,20 @@ type contender struct {
 	target    string
 	transport string
 	name      string // IQN or NQN
-	port      int    // of its portal
+	address   string // of its portal; empty: that of the first machine
+	port      int
 	disk      string // empty: it has none
 }
 
 func (c contender) String() string { return c.target + ", " + c.transport }
+
+// portal is where hosts reach it.
+func (c contender) portal() string {
+	if c.address == "" {
+		c.address = host
+	}
+	return fmt.Sprintf("%s:%d", c.address, c.port)
+}
 
 // iface returns open-iscsi's name of the transport.
 func (c contender) iface() string {
@@ -117,7 +126,7 @@ func (b *bench) startTargets() error {
 
 // loginAll starts the initiator, logs in to all targets and writes every disk once, so that no contender is measured reading holes.
 func (b *bench) loginAll() error {
-	if err := b.startInitiator(); err != nil {
+	if err := b.startInitiator(""); err != nil {
 		return err
 	}
 	for _, c := range b.wanted() {
@@ -191,23 +200,28 @@ func (b *bench) startLIO() error {
 
 // showByLIO makes a disk of the kernel's target by the commands of setUp, and shows it to everybody through portals over TCP.
 func (b *bench) showByLIO(core, setUp string, ports ...int) error {
-	var portals strings.Builder
-	for _, port := range ports {
-		fmt.Fprintf(&portals, " $tpg/np/%s:%d", host, port)
+	portals := make([]string, len(ports))
+	for i, port := range ports {
+		portals[i] = fmt.Sprintf("%s:%d", host, port)
 	}
-	_, err := b.run("bash", "-c", fmt.Sprintf(`set -e
+	_, err := b.run("bash", "-c", lioScript(core, setUp, portals...))
+	return err
+}
+
+// lioScript is what showByLIO runs.
+func lioScript(core, setUp string, portals ...string) string {
+	return fmt.Sprintf(`set -e
 core=/sys/kernel/config/target/core/%s/disk
 mkdir -p $core
 %s
 echo 1 >$core/enable
 tpg=/sys/kernel/config/target/iscsi/%slio/tpgt_1
-mkdir -p $tpg/lun/lun_0%s
+mkdir -p $tpg/lun/lun_0 %s
 ln -s $core $tpg/lun/lun_0/disk
 for no in authentication demo_mode_write_protect; do echo 0 >$tpg/attrib/$no; done
 for yes in generate_node_acls cache_dynamic_acls; do echo 1 >$tpg/attrib/$yes; done
 echo 1 >$tpg/enable
-`, core, setUp, iqn, &portals))
-	return err
+`, core, setUp, iqn, "$tpg/np/"+strings.Join(portals, " $tpg/np/"))
 }
 
 // startTgt starts tgt with a file in RAM.
@@ -278,9 +292,10 @@ node.conn[0].timeo.noop_out_interval = 0
 node.conn[0].timeo.noop_out_timeout = 0
 `
 
-func (b *bench) startInitiator() error {
+// startInitiator starts it with more settings.
+func (b *bench) startInitiator(more string) error {
 	return errors.Join(
-		b.write("/etc/iscsi/iscsid.conf", settings),
+		b.write("/etc/iscsi/iscsid.conf", settings+more),
 		b.write("/etc/iscsi/initiatorname.iscsi", "InitiatorName="+initiator+"\n"),
 		b.runAll("iscsid"),
 	)
@@ -298,7 +313,7 @@ func (b *bench) login(c contender) (string, error) {
 	case overNVMeRXE, overNVMeTCP:
 		return b.connect(c)
 	}
-	node := fmt.Sprintf("iscsiadm -m node -T %s -p %s:%d -I %s", c.name, host, c.port, c.iface())
+	node := fmt.Sprintf("iscsiadm -m node -T %s -p %s -I %s", c.name, c.portal(), c.iface())
 	if err := b.runAll(node+" -o new", node+" --login"); err != nil {
 		return "", err
 	}

@@ -32,8 +32,8 @@ var (
 // guest is the machine that everything runs in.
 type guest struct{ *machine.Machine }
 
-// build builds the image, and returns it and the version of its kernel. With what mirrors need, if that is said.
-func build(mirror bool) (*machine.Image, string, error) {
+// build builds the image, and returns it and the version of its kernel. With what mirrors need, if they are measured.
+func build(o options) (*machine.Image, string, error) {
 	cache, err := machine.CacheDir()
 	if err != nil {
 		return nil, "", err
@@ -61,12 +61,16 @@ func build(mirror bool) (*machine.Image, string, error) {
 		contents.Files[f] = f[1:]
 	}
 	contents.Files[filepath.Join(k.Modules, "kernel/drivers/block/brd.ko")] = "brd.ko" // loaded with parameters
-	if mirror {
+	if o.mirror || o.failover {
 		contents.Modules = append(slices.Clone(modules), "drbd", "target_core_iblock", "dm_mod")
 		contents.Programs = append(slices.Clone(programs), "/sbin/drbdadm", "/sbin/drbdsetup", "/sbin/drbdmeta", "/sbin/dmsetup")
 		for _, f := range []string{"/lib/drbd/drbdadm-84", "/lib/drbd/drbdsetup-84"} { // what drbdadm runs for the kernel's DRBD
 			contents.Files[f] = f[1:]
 		}
+	}
+	if o.failover {
+		contents.Modules = append(contents.Modules, "virtio_blk", "ext4")
+		contents.Programs = append(contents.Programs, "/usr/sbin/keepalived", "/usr/bin/arping")
 	}
 	img, err := machine.Build(cache, k, contents)
 	return img, k.Version, err

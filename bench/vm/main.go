@@ -3,9 +3,11 @@
 //
 //	make bench-vm                   or: go run ./bench/vm [flags]
 //	make bench-drbd                 or: go run ./bench/vm -mirror [flags]
+//	make bench-failover             or: go run ./bench/vm -failover [flags]
 //
 // With -mirror it measures mirrors, beside DRBD with LIO, in two machines that have a copy each; initiator and primary are in the
-// first one. That takes root, for the network between them is a bridge of the host's kernel.
+// first one. With -failover it turns off the machine of the primary, and measures for how long a host of a third machine waits, and how much
+// is copied later. Both take root, for the network between machines is a bridge of the host's kernel.
 //
 // Initiator, targets and their RAM-backed disks are in one guest under software emulation, and use one
 // network interface. The initiator logs in to every target once, at the beginning. In each round every
@@ -27,12 +29,13 @@ import (
 
 type options struct {
 	harness.Options
-	mirror bool
+	mirror, failover bool
 }
 
 func main() {
 	o := options{Options: harness.Options{Rounds: 3, Seconds: 1.5}}
 	flag.BoolVar(&o.mirror, "mirror", false, "measure mirrors in two machines")
+	flag.BoolVar(&o.failover, "failover", false, "measure what mirrors in two machines do when one of these is lost, with a third one as the host")
 	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
 }
 
@@ -42,6 +45,9 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if o.failover {
+		return measureFailovers(ctx, o, dir)
+	}
 	b := &bench{options: o}
 	defer b.stop()
 	if err := b.boot(dir); err != nil {
@@ -59,7 +65,7 @@ func run(ctx context.Context, o options) (err error) {
 
 // boot starts the machines, and in them what is measured.
 func (b *bench) boot(dir string) (err error) {
-	img, version, err := build(b.mirror)
+	img, version, err := build(b.options)
 	if err != nil {
 		return err
 	}

@@ -252,6 +252,7 @@ type side struct {
 	IOPS     float64 `json:"iops"`
 	TotalIOs float64 `json:"total_ios"`
 	Latency  struct {
+		Max        float64            `json:"max"`
 		Percentile map[string]float64 `json:"percentile"`
 	} `json:"clat_ns"`
 }

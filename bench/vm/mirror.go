@@ -74,34 +74,45 @@ func (b *bench) startMirrors() error {
 	return nil
 }
 
-// clusterText is the configuration of a cluster whose witness is on the second machine. DRBD encrypts nothing, so the mirror's data go over a
+// cluster is a cluster of this target: two nodes with copies, and a witness. DRBD encrypts nothing, so the mirror's data go over a
 // transport that does not either. Reads are as on machines that are no virtual ones: DRBD, too, answers them without asking the other node.
-const clusterText = `cluster:
+type cluster struct {
+	on      map[string]*guest // by the names a, b and w
+	dir     string            // of the state and the configuration, on each machine
+	witness string            // its address and port
+	size    string            // of the disk
+	portal  string            // a line of YAML
+}
+
+func (c *cluster) text(name string) string {
+	return fmt.Sprintf(`cluster:
   name: bench
-  state: /tmp/%[1]s
+  state: %[1]s/%[2]s
   transport: iwarp
   nodes:
-    a: {address: "` + host + `:7260"}
-    b: {address: "` + peerHost + `:7260"}
-    w: {address: "` + peerHost + `:7262", witness: true}
+    a: {address: "`+host+`:7260"}
+    b: {address: "`+peerHost+`:7260"}
+    w: {address: "%[3]s", witness: true}
 stores:
-  disk: {type: mirror, size: %[2]s, reads: leased, copies: {a: {type: device, path: /dev/dm-0}, b: {type: device, path: /dev/dm-0}}}
-targets: [{iqn: "%[3]s", luns: {0: disk}}]
-portals: [{node: a, listen: "` + host + `:3262"}]
-management: {socket: /tmp/%[1]s.sock}
-`
+  disk: {type: mirror, size: %[4]s, reads: leased, copies: {a: {type: device, path: /dev/dm-0}, b: {type: device, path: /dev/dm-0}}}
+targets: [{iqn: "%[5]s", luns: {0: disk}}]
+portals: [%[6]s]
+management: {socket: /tmp/%[2]s.sock}
+`, c.dir, name, c.witness, c.size, iqn+ours, c.portal)
+}
+
+func (c *cluster) config(name string) string { return c.dir + "/" + name + ".yaml" }
 
 var tokenLine = regexp.MustCompile(`--node (\w) --token (\S+)`)
 
-// startCluster starts a node on each machine, and a witness, and waits until the copies are level.
-func (b *bench) startCluster() error {
-	on := map[string]*guest{"a": b.guest, "b": b.peer, "w": b.peer}
-	for name, g := range on {
-		if err := g.write("/tmp/"+name+".yaml", fmt.Sprintf(clusterText, name, mirrorText, iqn+ours)); err != nil {
+// start makes the cluster, starts its nodes, and waits until the copies are level.
+func (c *cluster) start() error {
+	for name, g := range c.on {
+		if err := g.write(c.config(name), c.text(name)); err != nil {
 			return err
 		}
 	}
-	said, err := b.run("target", "ha", "init", "--config", "/tmp/a.yaml", "--node", "a")
+	said, err := c.on["a"].run("target", "ha", "init", "--config", c.config("a"), "--node", "a")
 	if err != nil {
 		return err
 	}
@@ -111,23 +122,45 @@ func (b *bench) startCluster() error {
 	}
 	for _, name := range []string{"a", "b", "w"} {
 		if name != "a" {
-			if _, err := on[name].run("target", "ha", "join", "--config", "/tmp/"+name+".yaml", "--node", name, "--token", tokens[name]); err != nil {
+			if _, err := c.on[name].run("target", "ha", "join", "--config", c.config(name), "--node", name, "--token", tokens[name]); err != nil {
 				return err
 			}
 		}
-		command := "serve"
-		if name == "w" {
-			command = "witness"
-		}
-		daemon, err := on[name].Start("target", command, "--config", "/tmp/"+name+".yaml", "--node", name)
-		if err != nil {
+		if err := c.serve(name); err != nil {
 			return err
 		}
-		if err := awaitLine(daemon.Lines, "service open"); err != nil {
-			return fmt.Errorf("node %s: %w", name, err)
-		}
 	}
-	return b.awaitText("a in sync, b in sync", "target", "ha", "status", "--socket", "/tmp/a.sock")
+	return c.level("a")
+}
+
+// serve starts a node.
+func (c *cluster) serve(name string) error {
+	command := "serve"
+	if name == "w" {
+		command = "witness"
+	}
+	daemon, err := c.on[name].Start("target", command, "--config", c.config(name), "--node", name)
+	if err != nil {
+		return err
+	}
+	if err := awaitLine(daemon.Lines, "service open"); err != nil {
+		return fmt.Errorf("node %s: %w", name, err)
+	}
+	return nil
+}
+
+// level waits until the copies are, as a node tells it.
+func (c *cluster) level(name string) error {
+	return c.on[name].awaitText("a in sync, b in sync", "target", "ha", "status", "--socket", "/tmp/"+name+".sock")
+}
+
+// startCluster starts a node on each machine, and the witness on the second one.
+func (b *bench) startCluster() error {
+	c := &cluster{
+		on: map[string]*guest{"a": b.guest, "b": b.peer, "w": b.peer}, dir: "/tmp", witness: peerHost + ":7262", size: mirrorText,
+		portal: `{node: a, listen: "` + host + `:3262"}`,
+	}
+	return c.start()
 }
 
 // awaitLine waits until a program has said something.
@@ -158,35 +191,53 @@ func (g *guest) awaitText(text string, argv ...string) error {
 }
 
 // drbdText is the resource: protocol C, as a write of ours is answered when both nodes have it. What is not said is DRBD's default.
-const drbdText = `global { usage-count no; }
+func drbdText(disk, net string) string {
+	return `global { usage-count no; }
 resource r0 {
 	protocol C;
 	device /dev/drbd0;
-	disk /dev/dm-1;
+	disk ` + disk + `;
 	meta-disk internal;
+	net { ` + net + ` }
 	on a { address ` + host + `:7789; }
 	on b { address ` + peerHost + `:7789; }
 }
 `
+}
 
-// startDRBD makes the mirror without copying, since both disks are empty, and shows it by the kernel's target.
+// startDRBD makes the mirror, and shows it by the kernel's target.
 func (b *bench) startDRBD() error {
-	for _, g := range []*guest{b.guest, b.peer} {
-		err := errors.Join(g.write("/etc/drbd.conf", drbdText), g.runAll(
+	if err := makeDRBD(b.guest, b.peer, drbdText("/dev/dm-1", "")); err != nil {
+		return err
+	}
+	if err := becomePrimary(b.guest); err != nil {
+		return err
+	}
+	return b.showByLIO("iblock_0", "echo udev_path=/dev/drbd0 >$core/control", 3264)
+}
+
+// makeDRBD makes a mirror without copying, since both disks are empty.
+func makeDRBD(a, b *guest, text string) error {
+	for _, g := range []*guest{a, b} {
+		err := errors.Join(g.write("/etc/drbd.conf", text), g.runAll(
 			"mkdir -p /var/lock /var/run/drbd /var/lib/drbd", "drbdadm create-md --force r0", "drbdadm up r0",
 		))
 		if err != nil {
 			return err
 		}
 	}
-	if err := b.awaitText("Connected", "drbdadm", "cstate", "r0"); err != nil {
+	if err := a.awaitText("Connected", "drbdadm", "cstate", "r0"); err != nil {
 		return err
 	}
-	if err := b.runAll("drbdadm new-current-uuid --clear-bitmap r0/0", "drbdadm primary r0"); err != nil {
-		return err
-	}
-	if err := b.awaitText("UpToDate/UpToDate", "drbdadm", "dstate", "r0"); err != nil {
-		return err
-	}
-	return b.showByLIO("iblock_0", "echo udev_path=/dev/drbd0 >$core/control", 3264)
+	return a.runAll("drbdadm new-current-uuid --clear-bitmap r0/0")
 }
+
+func becomePrimary(g *guest) error {
+	if err := g.runAll("drbdadm primary r0"); err != nil {
+		return err
+	}
+	return levelDRBD(g)
+}
+
+// levelDRBD waits until both copies are.
+func levelDRBD(g *guest) error { return g.awaitText("UpToDate/UpToDate", "drbdadm", "dstate", "r0") }

@@ -135,6 +135,26 @@ func TestMirrorTable(t *testing.T) {
 	}
 }
 
+func TestFailoverTable(t *testing.T) {
+	samples := [][]failover{{{0.5, 4}, {0.25, 2}, {1, 3}}, {{7, 130}, {6, 132}, {30, 131}}}
+	got := failoverTable(options{Options: harness.Options{Rounds: 3}, failover: true}, "6.1", samples)
+	for _, want := range []string{
+		"3 rounds, each on machines", "| pause, s | **0.50** 0.25 – 1.00 | **7.00** 6.00 – 30.00 | 0.071 met of 0.5 |",
+		"| copied, MiB | **3.00** 2.00 – 4.00 | **131.00** 130.00 – 132.00 | 0.023 met of 0.05 |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the table lacks %q:\n%s", want, got)
+		}
+	}
+	samples[0] = []failover{{4, 8}}
+	if got := failoverTable(options{}, "6.1", samples); strings.Count(got, "missed of") != 2 {
+		t.Error(got)
+	}
+	if bars := harnesstest.Rects(t, failoverPicture(samples)); bars < 2 {
+		t.Errorf("%d rectangles", bars)
+	}
+}
+
 // A flush goes behind each write where the point says so.
 func TestArgs(t *testing.T) {
 	for _, p := range mirrorPoints {
