@@ -111,7 +111,7 @@ func loseTwice(img *machine.Image, dir string, x system) (f failover, err error)
 	if _, err := s.fio(disk, "--rw=write", "--bs=256k", "--iodepth=8"); err != nil {
 		return f, s.told(err)
 	}
-	j, err := s.loseUnder(s.nodes[0], disk, "--iodepth=1", "--runtime=30s")
+	j, err := s.loseUnder(s.nodes[0], disk)
 	if err != nil {
 		return f, s.told(err)
 	}
@@ -119,7 +119,7 @@ func loseTwice(img *machine.Image, dir string, x system) (f failover, err error)
 	if err := s.back(s.nodes[0], s.nodes[1]); err != nil {
 		return f, s.told(err)
 	}
-	if _, err := s.loseUnder(s.nodes[1], disk, "--iodepth=32", "--runtime=4s"); err != nil {
+	if err := s.loseWithLoad(s.nodes[1], disk); err != nil {
 		return f, s.told(err)
 	}
 	if err := s.back(s.nodes[1], s.nodes[0]); err != nil {
@@ -144,12 +144,17 @@ func (s *site) told(err error) error {
 	return fmt.Errorf("%w\n%s", err, text)
 }
 
-// loseUnder has the host write, and turns a node off after 3 s.
-func (s *site) loseUnder(n *storage, disk string, args ...string) (job, error) {
-	lost := time.AfterFunc(3*time.Second, n.Stop)
+// loaded is how long the host writes before a node is turned off.
+const loaded = 3 * time.Second
+
+// loseUnder has the host write one block at a time, and turns a node off meanwhile.
+func (s *site) loseUnder(n *storage, disk string) (j job, err error) {
+	if err := s.isPrimary(n); err != nil {
+		return j, err
+	}
+	lost := time.AfterFunc(loaded, n.Stop)
 	defer lost.Stop()
-	j, err := s.fio(disk, append([]string{"--rw=randwrite", "--bs=4k", "--time_based"}, args...)...)
-	if err != nil {
+	if j, err = s.fio(disk, "--rw=randwrite", "--bs=4k", "--time_based", "--iodepth=1", "--runtime=30s"); err != nil {
 		return j, err
 	}
 	select {
@@ -159,6 +164,35 @@ func (s *site) loseUnder(n *storage, disk string, args ...string) (job, error) {
 	default:
 		return j, errors.New("the load has ended before its machine was lost")
 	}
+}
+
+// loseWithLoad has the host write 32 blocks at a time, and turns a node off; the load ends with it, before another node is the primary.
+func (s *site) loseWithLoad(n *storage, disk string) error {
+	if err := s.isPrimary(n); err != nil {
+		return err
+	}
+	c, err := s.Start("bash", "-c", "echo $$ >/tmp/load; exec fio --name=bench --filename=/dev/"+disk+
+		" --direct=1 --ioengine=io_uring --rw=randwrite --bs=4k --iodepth=32 --norandommap --time_based --runtime=60s")
+	if err != nil {
+		return err
+	}
+	time.Sleep(loaded)
+	n.Stop()
+	if err := s.must("bash", "-c", "kill -9 $(</tmp/load)"); err != nil {
+		return fmt.Errorf("the load has ended before its machine was lost: %w", err)
+	}
+	n.guest = nil
+	_, err = c.Wait(runTime)
+	return err
+}
+
+// isPrimary makes sure that a node has the address.
+func (s *site) isPrimary(n *storage) error {
+	out, err := n.run("ip", "addr", "show", "dev", "eth1")
+	if err == nil && !strings.Contains(out, movedAddress) {
+		err = fmt.Errorf("node %s is not the primary: an emulation that is too slow moves it", n.name)
+	}
+	return err
 }
 
 // back turns a node on, and waits until its copy is level, as the other one tells it.

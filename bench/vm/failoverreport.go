@@ -26,8 +26,8 @@ the other node the primary by a script, which moves the address when the disk is
 either side.
 
 * *Pause*: the machine of the primary is turned off while the host writes one block at a time. It is the longest time that a write took.
-* *Copied*: when that machine is back, and its copy is level, the other one is turned off, while the host writes 32 at a time. It is what that machine gets from the network, all protocols
-  together, from when it is turned on until its copy is level.
+* *Copied*: when that machine is back, and its copy is level, the other one is turned off, while the host writes 32 at a time, and the load is killed. It is what that machine gets from the
+  network, all protocols together, from when it is turned on until its copy is level.
 
 Measured on %s: Linux %s in the guests, %s, %d cores of the host for 6 virtual ones, %d rounds, each on machines that boot for it; medians, lowest – highest; the host's load
 average is %s.
