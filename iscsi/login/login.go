@@ -39,8 +39,8 @@ func DefaultConfig() Config {
 	o.MaxOutstandingR2T = 16
 	o.InitialR2T = false
 	o.MaxConnections = 8
-	o.DefaultTime2Retain = 0 // error recovery level 0 keeps nothing (§7.1.5)
-	o.ISCSIProtocolLevel = 2 // the task management functions of RFC 7144
+	o.DefaultTime2Wait, o.DefaultTime2Retain = 0, 0 // error recovery level 0 keeps nothing (§7.1.5), so nobody has to wait; the larger number counts
+	o.ISCSIProtocolLevel = 2                        // the task management functions of RFC 7144
 	return Config{Offer: o}
 }
 
@@ -53,7 +53,7 @@ func RDMAConfig() Config {
 	o.InitiatorRecvDataSegmentLength, o.TargetRecvDataSegmentLength = 256<<10, rdmaSegment
 	o.MaxBurstLength = 1<<24 - 512
 	o.FirstBurstLength = rdmaSegment
-	o.DefaultTime2Retain = 0
+	o.DefaultTime2Wait, o.DefaultTime2Retain = 0, 0
 	o.ISCSIProtocolLevel = 2
 	o.RDMAExtensions = true
 	return Config{Offer: o}
