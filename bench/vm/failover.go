@@ -172,7 +172,7 @@ func (s *site) loseWithLoad(n *storage, disk string) error {
 		return err
 	}
 	c, err := s.Start("bash", "-c", "echo $$ >/tmp/load; exec fio --name=bench --filename=/dev/"+disk+
-		" --direct=1 --ioengine=io_uring --rw=randwrite --bs=4k --iodepth=32 --norandommap --time_based --runtime=60s")
+		" --thread --direct=1 --ioengine=io_uring --rw=randwrite --bs=4k --iodepth=32 --norandommap --time_based --runtime=60s")
 	if err != nil {
 		return err
 	}
