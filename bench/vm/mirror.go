@@ -108,7 +108,7 @@ var tokenLine = regexp.MustCompile(`--node (\w) --token (\S+)`)
 // start makes the cluster, starts its nodes, and waits until the copies are level.
 func (c *cluster) start() error {
 	for name, g := range c.on {
-		if err := g.write(c.config(name), c.text(name)); err != nil {
+		if err := errors.Join(g.write(c.config(name), c.text(name)), g.runAll("@sync")); err != nil { // it outlives a power cut
 			return err
 		}
 	}
