@@ -306,8 +306,8 @@ func (o *oneshotSystem) rejoin(_ *site, n *storage) error {
 func (o *oneshotSystem) level(_ *site, n *storage) error { return o.c.level(n.name) }
 
 // drbdSystem is DRBD, and keepalived, whose script makes a node the primary, shows the disk by the kernel's target, and then takes the address:
-// who is refused meanwhile would try again 3 s later. DRBD looks for the other node each second in place of each tenth, for it makes no node a primary as
-// long as it takes the other one for that; keepalived does so by default.
+// who is refused meanwhile would try again 3 s later. DRBD makes no node a primary as long as it takes the other one for that: it looks for it each second, as
+// keepalived does by default, where its own default is ten.
 type drbdSystem struct{}
 
 func (drbdSystem) disk() contender {

@@ -22,8 +22,8 @@ func failoverTable(o options, kernel string, samples [][]failover) string {
 Written by %s. Three virtual machines under software emulation: two with a copy of a disk of %s each, on disks that stay, and a third one that is the host,
 with open-iscsi over TCP and fio (io_uring, direct, random writes of 4 KiB). A mirror of this target (transport iwarp; its witness is on the third machine) has an
 address that moves, and beats as it does by default. DRBD 8.4 (protocol C, ping-int 1) is shown by LIO; keepalived (advert_int 1) makes
-the other node the primary by a script, which moves the address when the disk is there. Both have DefaultTime2Wait 0. Nothing is set so that a loss is noticed sooner on
-either side.
+the other node the primary by a script, which moves the address when the disk is there. Both have DefaultTime2Wait 0. But for
+ping-int, whose default is 10 s, nothing is set so that a loss is noticed sooner.
 
 * *Pause*: the machine of the primary is turned off while the host writes one block at a time. It is the longest time that a write took.
 * *Copied*: when that machine is back, and its copy is level, the other one is turned off, while the host writes 32 at a time, and the load is killed. It is what that machine gets from the

@@ -155,13 +155,7 @@ func TestGrownAlone(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := newGrowing(t, 2)
 			g.had = had
-			ids := []backend.Identity{"a", "b"}
-			g.wrap = func(s backend.Store) backend.Store {
-				if s == g.nodes[0].disk {
-					return named{s, ids[0]}
-				}
-				return named{s, ids[1]}
-			}
+			ids := g.named()
 			g.begin()
 			defer g.end()
 			a, b := g.nodes[0], g.nodes[1]

@@ -23,6 +23,18 @@ type named struct {
 
 func (n named) Identity() backend.Identity { return n.id }
 
+// named has the disks of two nodes have identities, which can be changed.
+func (l *lab) named() []backend.Identity {
+	ids := []backend.Identity{"a", "b"}
+	l.wrap = func(s backend.Store) backend.Store {
+		if s == l.nodes[0].disk {
+			return named{s, ids[0]}
+		}
+		return named{s, ids[1]}
+	}
+	return ids
+}
+
 // written has the primary write want, and waits until no region is set any more.
 func (l *lab) written(p *node, want []byte) {
 	l.t.Helper()
@@ -91,13 +103,7 @@ func TestOtherDisk(t *testing.T) {
 	for _, powerCut := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLab(t, 2)
-			ids := []backend.Identity{"a", "b"}
-			l.wrap = func(s backend.Store) backend.Store {
-				if s == l.nodes[0].disk {
-					return named{s, ids[0]}
-				}
-				return named{s, ids[1]}
-			}
+			ids := l.named()
 			l.begin()
 			defer l.end()
 			l.nodes[0].mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})

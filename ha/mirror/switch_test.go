@@ -113,7 +113,7 @@ func TestConnectsAgainAtOnce(t *testing.T) {
 		l.begin()
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]
-		time.Sleep(dialAgain)
+		time.Sleep(dialAgain) // a connection that is younger than that may wait; the time is the bubble's
 		began := time.Now()
 		if err := a.mirror.SwitchTo(t.Context(), b.id); err != nil {
 			t.Fatal(err)
@@ -139,11 +139,19 @@ func (b *brief) Write(p []byte) (int, error) {
 	return b.Conn.Write(p)
 }
 
-// throughAll has the other ends of connections wrapped, and makes all anew.
-func (l *lab) throughAll(accepted func(net.Conn) net.Conn) {
+// dials has the other ends of connections wrapped, makes all anew, and tells of each.
+func (l *lab) dials(wrapped func(net.Conn) net.Conn) <-chan struct{} {
+	made := make(chan struct{}, 1000) // more than a test waits for
 	l.setCut(0, 1, true)
-	l.accepted = accepted
+	l.accepted = func(c net.Conn) net.Conn {
+		select {
+		case made <- struct{}{}:
+		default:
+		}
+		return wrapped(c)
+	}
 	l.setCut(0, 1, false)
+	return made
 }
 
 // TestConnectsAgainInTime: connections that end as soon as something was said do not follow each other without a pause.
@@ -152,16 +160,15 @@ func TestConnectsAgainInTime(t *testing.T) {
 		l := newLab(t, 2)
 		l.begin()
 		defer l.end()
-		var dials atomic.Int64
-		l.throughAll(func(c net.Conn) net.Conn {
-			dials.Add(1)
-			return &brief{Conn: c}
-		})
-		time.Sleep(20 * dialAgain)
-		l.throughAll(nil)
-		if n := dials.Load(); n < 2 || n > 2*20 { // for data, and for beats
-			t.Errorf("%d connections were made within %v", n, 20*dialAgain)
+		const pauses = 20
+		began, dials := time.Now(), l.dials(func(c net.Conn) net.Conn { return &brief{Conn: c} })
+		for range 2 * (pauses + 1) { // for data, and for beats
+			<-dials
 		}
+		if took := time.Since(began); took < pauses*dialAgain {
+			t.Errorf("%d connections were made within %v", 2*(pauses+1), took)
+		}
+		l.dials(func(c net.Conn) net.Conn { return c })
 		l.steady()
 	})
 }
@@ -175,19 +182,15 @@ func TestRefusedCopyRests(t *testing.T) {
 			l.begin()
 			defer l.end()
 			a, b := l.nodes[0], l.nodes[1]
-			var dials atomic.Int64
-			l.throughAll(func(c net.Conn) net.Conn {
-				dials.Add(1)
-				return c
-			})
+			began, dials := time.Now(), l.dials(func(c net.Conn) net.Conn { return c })
 			mend := store(b).Fail(faulty.Match{Kinds: []backend.Kind{kind}}, errDisk)
-			const writes, pause = 50, 400 * time.Millisecond
-			for i := range writes {
+			const pauses = 20
+			for i := range 3 * pauses { // for data, and for beats, and more often at first
 				l.write(a, 0, bytesOf(4096, byte(i)))
-				time.Sleep(pause)
+				<-dials
 			}
-			if n, most := dials.Load(), int64(3*writes*pause/dialAgainMost); n > most { // for data, and for beats, and more often at first
-				t.Errorf("%v: %d connections were made within %v, and %d are the most", kind, n, writes*pause, most)
+			if took := time.Since(began); took < pauses*dialAgainMost {
+				t.Errorf("%v: %d connections were made within %v", kind, 3*pauses, took)
 			}
 			mend()
 			l.level(a)

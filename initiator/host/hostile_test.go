@@ -403,6 +403,25 @@ func TestAnswerBeforeData(t *testing.T) {
 	}
 }
 
+// namespaceAt connects to the target there, and returns its namespace.
+func namespaceAt(t *testing.T, addr string) *host.Namespace {
+	t.Helper()
+	u, err := host.ParseURL("nvme+tcp://" + addr + "/nqn.2026-11.example:t/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := host.Dial(t.Context(), u, host.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	n, err := c.Namespace(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // A pair that nobody waits for any more is executed with the bytes that were given, not with those that are in their place by now.
 func TestCompareAndWriteCanceled(t *testing.T) {
 	const size = 16 << 10 // more than a capsule holds
@@ -424,19 +443,7 @@ func TestCompareAndWriteCanceled(t *testing.T) {
 			}
 		}
 	})
-	u, err := host.ParseURL("nvme+tcp://" + addr + "/nqn.2026-11.example:t/1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := host.Dial(t.Context(), u, host.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	n, err := c.Namespace(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := namespaceAt(t, addr)
 	old, now := bytes.Repeat([]byte("o"), size), bytes.Repeat([]byte("n"), size)
 	if _, err := n.CompareAndWrite(ctx, 0, old, now); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
@@ -451,19 +458,7 @@ func TestCompareAndWriteCanceled(t *testing.T) {
 // A pair may be answered when nobody waits for it any more: what it ends with then is not looked at.
 func TestCompareAndWriteAnsweredLate(t *testing.T) {
 	addr, _ := listen(t, func(w *wire, e nvme.SQE) { w.answer(nvme.CQE{CID: e.CID(), Status: nvme.CompareFailure}) })
-	u, err := host.ParseURL("nvme+tcp://" + addr + "/nqn.2026-11.example:t/1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := host.Dial(t.Context(), u, host.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	n, err := c.Namespace(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := namespaceAt(t, addr)
 	for range 50 {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
