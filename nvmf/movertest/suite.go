@@ -273,8 +273,10 @@ func (b *bench) hold() (*faulty.Gate, bool) {
 	return b.faults.Hold(faulty.Match{Kinds: faulty.Writes}), true
 }
 
-// starve takes the memory that is free, but for less than left bytes.
+// starve takes the memory that nothing uses, but for less than left bytes. Commands that have ended have given theirs back.
 func (b *bench) starve(left int64) (feed func()) {
+	b.Helper()
+	b.idle() // a host may see an answer before its memory is free again
 	var all []*mem.Lease
 	for _, n := range []int{longest, mem.PageSize} {
 		for b.pool.Free() >= left+int64(n) {
