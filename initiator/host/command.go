@@ -108,6 +108,7 @@ func (e *StatusError) Error() string {
 
 var (
 	errDataDigest = errors.New("the digest of data that have come does not match")
+	errOneSlot    = errors.New("the queue takes one command at a time, and a fused pair is two: a depth of 2 or more has room for it")
 	errClosed     = errors.New("the queue is closed")
 	errGone       = errors.New("the controller has closed the connection")
 )

@@ -111,6 +111,22 @@ func TestCompareAndWrite(t *testing.T) {
 	}
 }
 
+// A queue that takes one command at a time has no room for a pair, and says so. It goes on.
+func TestPairWithoutRoom(t *testing.T) {
+	c := dial(t, host.URL{Address: serve(t)}, host.Options{Depth: 1})
+	n, err := c.Namespace(within(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done, err := n.CompareAndWrite(within(t), 0, make([]byte, 512), pattern(512, 1)); done || err == nil || !strings.Contains(err.Error(), "depth of 2") {
+		t.Errorf("%v, %v", done, err)
+	}
+	got := make([]byte, 512)
+	if _, err := n.ReadAt(got, 0); err != nil || !bytes.Equal(got, make([]byte, 512)) {
+		t.Errorf("%x, %v", got, err)
+	}
+}
+
 // What the controller refuses is an error that says what and why.
 func TestRefusals(t *testing.T) {
 	addr := serve(t)

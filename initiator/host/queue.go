@@ -233,12 +233,16 @@ func (q *queue) start(commands ...*Command) {
 	for _, x := range commands {
 		x.Err, x.CQE, x.Transferred = nil, nvme.CQE{}, 0
 		x.state, x.unsent, x.over, x.last, x.bad = sendCapsule, 0, false, false, false
-		if q.err != nil {
+		switch {
+		case q.err != nil:
 			x.Err = q.err
-			q.finished.push(x)
+		case x.Fuse != nvme.NotFused && len(q.slots) < 2: // the controller would wait for the second of the pair, and that one for the first one's slot
+			x.Err = errOneSlot
+		default:
+			q.waiting.push(x)
 			continue
 		}
-		q.waiting.push(x)
+		q.finished.push(x)
 	}
 	q.issue()
 	q.Unlock()
