@@ -174,16 +174,17 @@ func (e *Endpoint) do(ctx context.Context, op rdma.Opcode, p []byte, off int64) 
 		}
 		failed := &Error{op, off, int64(len(p)), c.Status, c.Err}
 		switch c.Status {
-		case rdma.StatusFlushed, rdma.StatusTransport:
-		case rdma.StatusRemoteAccess:
-			if tries > 0 {
-				return failed // not because the endpoint has changed
-			}
+		case rdma.StatusFlushed, rdma.StatusTransport, rdma.StatusRemoteAccess: // the connection has ended, or the endpoint has changed
 		default:
 			return failed
 		}
-		if tries > 0 && (time.Since(begin) > e.opts.Retry || pause(ctx, tries) != nil) {
-			return failed
+		if tries > 0 {
+			if time.Since(begin) > e.opts.Retry {
+				return failed
+			}
+			if err := pause(ctx, tries); err != nil {
+				return errors.Join(failed, err)
+			}
 		}
 		if err := e.renew(ctx, conn, conn.qp); err != nil {
 			return errors.Join(failed, err)

@@ -181,6 +181,54 @@ func TestAgain(t *testing.T) {
 	}
 }
 
+// changing is a device whose connections are told when they are there, before anything is posted to them.
+type changing struct {
+	rdma.Device
+	connected func()
+}
+
+func (d *changing) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p rdma.ConnParams) error {
+	err := d.Device.Connect(ctx, qp, addr, p)
+	if d.connected != nil {
+		d.connected()
+	}
+	return err
+}
+
+// A call outlives as many changes of its partition as there are. One whose context ends between two tries says so.
+func TestChangesAgain(t *testing.T) {
+	h := endpointtest.New(t, backendtest.NewDisk(size, 512))
+	d := &changing{Device: h.Device}
+	e := h.UseURL(endpointtest.URL, endpoint.Options{Device: d})
+	buf := alloc(t, e, 512)
+	for changes := range 4 {
+		left := changes
+		d.connected = func() {
+			if left > 0 {
+				left--
+				h.End()
+			}
+		}
+		h.End()
+		if err := e.WriteAt(t.Context(), buf, 0); err != nil {
+			t.Errorf("%d changes more: %v", changes, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	left := 3
+	d.connected = func() {
+		h.End()
+		if left--; left == 0 {
+			cancel()
+		}
+	}
+	h.End()
+	if err := e.WriteAt(ctx, buf, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("a call that nobody waits for any more: %v", err)
+	}
+}
+
 // After a connection has ended, Post refuses more work until Reconnect. What was posted before completes first.
 func TestReconnect(t *testing.T) {
 	v := rdmatest.NewVolatile(size, 1)
