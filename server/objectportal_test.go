@@ -4,6 +4,9 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"oneshot/endpoint/object"
+	objects "oneshot/ha/heap/service"
 )
 
 // A store in which objects are kept does not become a disk, nor a disk a store of objects, while it is open: the heap would write over what
@@ -56,5 +59,36 @@ portals: [{listen: "127.0.0.1:0"}, {transport: iwarp, listen: "127.0.0.1:0", ser
 	defer host.mu.Unlock()
 	if len(host.services) != 1 {
 		t.Errorf("%d portals serve the heap in the new store", len(host.services))
+	}
+}
+
+// A reload takes a store of objects and its portal away: the memory of the heap stays until the portal's connections have ended, for what is on its way there
+// reads it.
+func TestHeapOutlivesItsPortal(t *testing.T) {
+	const disk = `
+stores: {m: {type: memory, size: 1MiB}, h: {type: memory, size: 64MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	r := serve(t, disk[:strings.LastIndex(disk, "]")]+`, {transport: iwarp, listen: "127.0.0.1:0", serve: objects, store: h}]`)
+	p := r.portals[1].portal.(*servicePortal)
+	c, err := object.Open(t.Context(), object.Options{Nodes: []string{p.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	leave, applied, left := p.leave, make(chan struct{}), make(chan int)
+	p.leave = func() {
+		leave()
+		<-applied
+		if closing := r.retirements.going(); closing != nil {
+			<-closing
+		}
+		left <- p.service.(*objects.Service).Connections()
+	}
+	r.apply(disk)
+	close(applied)
+	if n := <-left; n > 0 {
+		t.Errorf("%d connections use a heap that is closed", n)
 	}
 }

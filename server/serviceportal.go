@@ -33,14 +33,15 @@ type servicePortal struct {
 	front   *serviceFront
 	device  rdma.Device
 	service peerService
-	leave   func() // is called once, before service ends
+	leave   func() // is called once, after service has ended
 	tcp     *net.TCPListener
 
 	begun    atomic.Bool // serve is called, or will be
 	released sync.Once
 }
 
-// openWith opens a portal whose service start makes. leave, which start returns, is called before that service is closed.
+// openWith opens a portal whose service start makes. leave, which start returns, is called when nothing of that service is left: until then
+// it may use what it was given, as the memory of a heap.
 func (f *serviceFront) openWith(p *config.Portal, replaces []portal, start func(rdma.Device) (s peerService, leave func(), err error)) (portal, error) {
 	device, err := iwarp.Open(iwarp.Config{Logger: f.log})
 	if err != nil {
@@ -87,10 +88,10 @@ func (p *servicePortal) Close() error {
 func (p *servicePortal) release() {
 	p.released.Do(func() {
 		p.front.closing.Go(func() {
-			p.leave()
 			if err := errors.Join(p.service.Close(), p.device.Close()); err != nil {
 				p.front.log.Error("close a portal for "+p.front.what, "portal", p.Addr().String(), "reason", err)
 			}
+			p.leave()
 		})
 	})
 }
