@@ -23,6 +23,7 @@ import (
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/ha/reservations"
+	"oneshot/volume"
 	"oneshot/volume/access"
 )
 
@@ -123,7 +124,11 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 		return fail(errors.New("the copy has no name by which it is known after a restart: use a file on a local file system, or a device with a WWID, such as one of device-mapper or md"))
 	}
 	if !isKnown {
-		if record, err = m.recordOf(c, dir, store); err != nil {
+		had, err := o.inherit(store)
+		if err == nil {
+			record, err = m.recordOf(c, dir, store, had)
+		}
+		if err != nil {
 			return fail(err)
 		}
 	}
@@ -323,8 +328,39 @@ func (s *mirrored) tell() {
 	s.table.Serve(here, elsewhere)
 }
 
+// inherited is what this node has kept of a disk that was an ordinary store, and becomes a copy.
+type inherited struct {
+	reservations access.State
+	forget       func() error // nil: there is nothing
+}
+
+func (o *opening) inherit(copied backend.Store) (had inherited, err error) {
+	if o.state == nil {
+		return had, nil
+	}
+	name := volumeName("", backend.IdentityOf(copied))
+	file := o.state.File(name)
+	had.reservations, had.forget, err = volume.Inherit(copied, file, o.state.Journal(name), o.log)
+	if errors.Is(err, volume.ErrSanitize) {
+		err = fmt.Errorf("%w on the disk of this copy: serve it as an ordinary store until hosts see that it has; or, if the disk may be as it is, remove %s", err, file.Path())
+	}
+	return had, err
+}
+
+// keepReservations has a mirror begin with the reservations of the disk with which it begins: hosts rely on those that outlive a restart.
+func (m *member) keepReservations(ctx context.Context, set string, s access.State) error {
+	if len(s.Registrations) == 0 {
+		return nil
+	}
+	first, err := reservations.First(s)
+	if err != nil {
+		return err
+	}
+	return m.node.Update(ctx, reservations.RecordKey(set), func([]byte) ([]byte, error) { return first, nil })
+}
+
 // recordOf asks consensus what the copies of a mirror have in common, and keeps it. The node of the first copy makes it.
-func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store) (s *quorum.Store, err error) {
+func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store, had inherited) (s *quorum.Store, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), firstRecord)
 	defer cancel()
 	key := quorum.Key{Kind: quorum.KindStore, Name: c.Name}
@@ -352,12 +388,15 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 				DiscardGranularity: info.DiscardGranularity, OptimalIO: info.OptimalIO, Copies: c.Mirror.Nodes(),
 			}
 			_, _ = rand.Read(made.UUID[:]) // never fails
-			err := m.node.Update(ctx, key, func(old []byte) ([]byte, error) {
-				if old != nil {
-					return old, nil
-				}
-				return made.Encode(), nil
-			})
+			err := m.keepReservations(ctx, made.SetName(c.Name), had.reservations)
+			if err == nil {
+				err = m.node.Update(ctx, key, func(old []byte) ([]byte, error) {
+					if old != nil {
+						return old, nil
+					}
+					return made.Encode(), nil
+				})
+			}
 			if err != nil {
 				return nil, fmt.Errorf("the mirror %s cannot be made: %w", c.Name, noMajority(err))
 			}
@@ -371,6 +410,11 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 	}
 	if err := fits(s, c); err != nil {
 		return nil, err
+	}
+	if had.forget != nil { // what the node has kept is of a disk that this one is not any more
+		if err := had.forget(); err != nil {
+			return nil, err
+		}
 	}
 	return s, writeRecord(dir, s, identity)
 }

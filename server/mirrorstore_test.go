@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"os"
@@ -8,11 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/backend/memory"
 	"oneshot/config"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/mgmt"
+	"oneshot/state"
+	"oneshot/volume/access"
 )
 
 // TestBeginsWithASmallCopy: a mirror does not begin with a size that its first copy does not have. Nodes agree on no size then, for it would stay, and
@@ -36,7 +40,7 @@ func TestBeginsWithASmallCopy(t *testing.T) {
 	c := &config.Store{Name: "e", Mirror: &config.MirrorStore{Copies: []config.Copy{{Node: "a"}, {Node: "b"}}}}
 	for _, size := range []int64{32 << 20, 1<<20 + 1} {
 		c.Size = size
-		_, err := m.recordOf(c, dir, disk)
+		_, err := m.recordOf(c, dir, disk, inherited{})
 		if err == nil || !strings.Contains(err.Error(), "write a size that it has") {
 			t.Errorf("%d bytes: %v", size, err)
 		}
@@ -45,7 +49,7 @@ func TestBeginsWithASmallCopy(t *testing.T) {
 		}
 	}
 	c.Size = 16 << 20
-	if r, err := m.recordOf(c, dir, disk); err != nil || r.Size != c.Size {
+	if r, err := m.recordOf(c, dir, disk, inherited{}); err != nil || r.Size != c.Size {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -165,5 +169,71 @@ func TestStatusOfDiskThatFails(t *testing.T) {
 	}
 	if c := m.copyStatus(&st, m.idOf("b"), "b"); c.Reason != "" {
 		t.Errorf("the copy of another one: %+v", c)
+	}
+}
+
+// TestInherits: the disk of an ordinary store becomes the first copy of a mirror, after a power cut in an atomic write. The mirror has all of that write, and
+// the reservations that outlive a loss of power. When the mirror is given up nothing of the past comes back.
+func TestInherits(t *testing.T) {
+	text, on := mirrorOn(t)
+	text += "state: kept\n"
+	ordinary := on(strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "{type: file, path: a.img, size: 16MiB, node: a}", "{iqn:", "{node: a, iqn:").Replace(text))
+	name := ""
+	kept := func(s *Server) access.State {
+		for _, open := range s.units.stores {
+			name = volumeName("", open.identity)
+			return open.volume.Access().State()
+		}
+		return access.State{}
+	}
+	s := newServer(t, ordinary)
+	kept(s)
+	shutdown(t, s)
+
+	dir, err := state.Open(ordinary.State.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const off, document = 1 << 20, `{"Format":2,"Access":{"Persist":true,"Kind":5,"Holder":0,"Registrations":[{"Initiator":{"Protocol":5,"Name":"iqn.x","Port":"000000000001"},"Port":{"Target":"iqn.2026-11.example.oneshot:t","Group":1},"Key":7}]}}`
+	data := bytes.Repeat([]byte{0xa5}, 64<<10)
+	if err := errors.Join(dir.File(name).Save([]byte(document)), dir.Journal(name).Begin(off, data), dir.Close()); err != nil {
+		t.Fatal(err)
+	}
+	has := func(s backend.Store) []byte {
+		b := make([]byte, len(data))
+		if err := doNow(s, backend.Op{Kind: backend.Read, Off: off, Len: int64(len(b)), Segs: [][]byte{b}}); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+
+	mirrored := on(text)
+	for range 2 { // it stays so
+		s = newServer(t, mirrored)
+		m := primary(t, s)
+		if !bytes.Equal(has(m), data) {
+			t.Error("an atomic write is not complete")
+		}
+		if now, err := m.held.Look(); err != nil || len(now.Registrations) != 1 || now.Registrations[0].Key != 7 || now.Kind != 5 {
+			t.Errorf("reservations: %+v, %v", now, err)
+		}
+		clear(data)
+		if err := doNow(m, backend.Op{Kind: backend.Write, Off: off, Len: int64(len(data)), Segs: [][]byte{data}}); err != nil {
+			t.Fatal(err)
+		}
+		shutdown(t, s)
+	}
+	if err := os.RemoveAll(filepath.Join(s.member.state, mirrorsDir, "d")); err != nil { // the mirror is given up
+		t.Fatal(err)
+	}
+	s = newServer(t, ordinary)
+	defer shutdown(t, s)
+	if a := kept(s); len(a.Registrations) != 0 {
+		t.Errorf("reservations of a former time: %+v", a)
+	}
+	for _, open := range s.units.stores {
+		if !bytes.Equal(has(open.volume.Store()), data) {
+			t.Error("bytes of a former time have come over newer ones")
+		}
 	}
 }

@@ -103,7 +103,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	}
 	s.pool = newPool(cfg.Limits.Memory, log)
 	s.partitions, s.heaps = registry.New(), newHeaps(s.member)
-	base := units{log: log, state: dir, belows: newBelows(s.member), partitions: s.partitions, heaps: s.heaps}
+	base := units{log: log, state: dir, belows: newBelows(s.member, dir), partitions: s.partitions, heaps: s.heaps}
 	s.units = base.fresh()
 	if cfg.ISNS.Server != "" {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)

@@ -12,6 +12,7 @@ import (
 	"oneshot/backend/aging"
 	"oneshot/backend/slice"
 	"oneshot/config"
+	"oneshot/state"
 )
 
 // belows holds the open stores of which other stores are parts, by medium. Closing the last part closes
@@ -22,6 +23,7 @@ type belows struct {
 	made   []heldFile      // stores that the current call of openStore has opened; guarded by mu
 	stale  []*config.Store // that are shared, and were opened with other options; guarded by mu
 	member *member         // of the cluster; nil: there is none
+	state  *state.Dir      // nil: nothing is kept over restarts
 }
 
 // heldFile is a store in a file that it holds open.
@@ -43,7 +45,9 @@ func undo(made []heldFile) (errs []error) {
 	return errs
 }
 
-func newBelows(m *member) *belows { return &belows{open: make(map[string]*shared), member: m} }
+func newBelows(m *member, d *state.Dir) *belows {
+	return &belows{open: make(map[string]*shared), member: m, state: d}
+}
 
 // shared is a store of which other stores are parts.
 type shared struct {
@@ -133,7 +137,7 @@ func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s
 // stack is openStore with mu held. It opens the stores from the bottom up. A part of another store that has no
 // size of its own grows with that store.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
-	o := opening{resized: resized, log: log, member: b.member}
+	o := opening{resized: resized, log: log, member: b.member, state: b.state}
 	if c.On == nil {
 		s, err := opener(c, o)
 		if u, ok := s.(heldFile); ok {

@@ -6,6 +6,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/fdio"
 	"oneshot/config"
+	"oneshot/state"
 )
 
 // storeType is what the server knows of a type of stores. Each type has a file of its own.
@@ -28,7 +29,8 @@ type opening struct {
 	below   backend.Store // the store below, which the new store owns once it is open; nil: it stands on no other
 	resized func()        // called when the size of the store has changed by itself, from any goroutine
 	log     *slog.Logger
-	member  *member // of the cluster; nil: there is none
+	member  *member    // of the cluster; nil: there is none
+	state   *state.Dir // nil: nothing is kept over restarts
 }
 
 var storeTypes = map[config.StoreType]storeType{

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
 
+	"oneshot/backend"
 	"oneshot/volume/access"
 )
 
@@ -136,6 +138,26 @@ func (d *document) check() error {
 		return fmt.Errorf("the sanitize operation that was kept makes no sense: action %d, %d passes of %d bytes", o.Action, o.Count, len(o.Pattern))
 	}
 	return nil
+}
+
+// ErrSanitize is the error of Inherit on a store with a sanitize operation that has not ended, or has failed.
+var ErrSanitize = errors.New("volume: a sanitize operation was begun, and has not ended well")
+
+// Inherit is for a store that is to be no volume of this process any more, but a copy of one that several have. It completes the atomic write that was
+// begun there, and returns the reservations that were kept. forget is called when they are kept elsewhere: they would come back with a later volume.
+func Inherit(s backend.Store, k Keeper, j Journal, log *slog.Logger) (kept access.State, forget func() error, err error) {
+	v := &Volume{store: s, info: s.Info(), keeper: k, log: log}
+	if err = v.restore(nil); err == nil && v.kept.Sanitize != nil {
+		err = ErrSanitize
+	}
+	if err == nil {
+		err = v.replay(j)
+	}
+	kept = v.kept.Access
+	kept.Groups = nil // are those of this process
+	return kept, func() error {
+		return save(k, &document{Format: 2, Access: access.Nothing(), Generation: v.kept.Generation})
+	}, err
 }
 
 // takeOver merges the states of earlier versions. They are forgotten when that is durable.

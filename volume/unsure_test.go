@@ -3,6 +3,8 @@ package volume
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"log/slog"
 	"testing"
 
 	"oneshot/volume/access"
@@ -30,6 +32,19 @@ func TestSanitizeOfAnotherDisk(t *testing.T) {
 		if err := v.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestInheritSanitize: a store that hosts believe to be erased, and that is not, becomes no copy.
+func TestInheritSanitize(t *testing.T) {
+	d := document{Format: 2, Access: access.Nothing(), Sanitize: &Order{Action: Overwrite, Block: 512, Pattern: []byte{0xaa}, Count: 1}}
+	state, err := json.Marshal(&d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &pendingJournal{data: make([]byte, 512)}
+	if _, _, err := Inherit(newSliceStore(1<<20), keeps(string(state)), j, slog.New(slog.DiscardHandler)); !errors.Is(err, ErrSanitize) || j.ended {
+		t.Errorf("%v; the journal has forgotten what it has: %v", err, j.ended)
 	}
 }
 

@@ -63,8 +63,11 @@ func NewCore(t *access.Table, set, node string, nonce uint64) *Core {
 	}
 }
 
+// RecordKey is that of the state of a set.
+func RecordKey(set string) quorum.Key { return quorum.Key{Kind: quorum.KindUnit, Name: set} }
+
 // RecordKey is that of the state, and KeptKey that of the number of changes to which the primary keeps.
-func (c *Core) RecordKey() quorum.Key { return quorum.Key{Kind: quorum.KindUnit, Name: c.set} }
+func (c *Core) RecordKey() quorum.Key { return RecordKey(c.set) }
 
 // KeptKey is that of what the primary says.
 func (c *Core) KeptKey() quorum.Key {
@@ -140,6 +143,11 @@ func decode(value []byte) (record, error) {
 		return n, fmt.Errorf("the record of reservations has format %d, which this version does not know: bring all nodes to the same version", n.Format)
 	}
 	return n, n.State.Check()
+}
+
+// First returns the value of the record of a volume that begins with a state which was kept before. Who begins first is the first to know it.
+func First(s access.State) ([]byte, error) {
+	return (&record{Format: 1, Common: access.Common{Changes: 1, State: s}}).encode()
 }
 
 func (n *record) encode() ([]byte, error) {
