@@ -15,6 +15,9 @@ import (
 //	                        └─ that raises doubt ─► doubted ─┬─ the same disk ─► sent again, with all that came meanwhile
 //	                                                         └─ another one ───► the session ends
 //
+// A command that LU has not prepared may have the unit attention, too: TEST UNIT READY, say. Then somebody looks before the next command of LU
+// is sent.
+//
 // A medium that has changed needs no look: the command fails. What was under way beside it may have been done by the other disk: so there is no session in which a copy could go on, or a flush
 // could say that everything is there.
 
@@ -72,6 +75,10 @@ func (s *Session) look() {
 			break
 		}
 	}
+	if s.err != nil { // lost ends the commands, or has
+		s.mu.Unlock()
+		return
+	}
 	var again list
 	for c := s.doubted.pop(); c != nil; c = s.doubted.pop() {
 		if c.Err = seen[c.unit]; c.Err != nil {
@@ -106,12 +113,54 @@ func (s *Session) unseen(seen map[*LU]error) *LU {
 	return nil
 }
 
+// heard notes that a command which LU has not prepared, or which is over, had a unit attention that raises doubt. The lock is held.
+func (s *Session) heard(lun int) {
+	s.news++
+	s.known = nil
+	if _, is := s.disks[lun]; is {
+		s.disks[lun] = ""
+	}
+}
+
+// knows reports whether u is the unit that was found at its LUN. The lock is held.
+func (s *Session) knows(u *LU) bool {
+	if u == s.known {
+		return true
+	}
+	if is, found := s.disks[u.lun]; found && is != u.is {
+		return false
+	}
+	s.known = u
+	return true
+}
+
+// heardSoFar is for found, before somebody asks what is at a LUN.
+func (s *Session) heardSoFar() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.news
+}
+
+// found notes that l is at its LUN, unless something was heard since: then that is not known.
+func (s *Session) found(l *LU, news int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.disks == nil {
+		s.disks = make(map[int]string)
+	}
+	s.disks[l.lun], s.known = l.is, nil
+	if s.news != news {
+		s.disks[l.lun] = ""
+	}
+}
+
 // Check says whether the target has put another disk in the place of l. The session would end then, at the latest with the next
 // command, so who has copied something, and flushed it, need not ask.
 func (l *LU) Check(ctx context.Context) error { return l.isSame(ctx, l.s) }
 
 // isSame looks whether the unit in s is l still. An error other than errOther says that nobody knows.
 func (l *LU) isSame(ctx context.Context, s *Session) error {
+	news := s.heardSoFar()
 	_, block, err := s.capacity(ctx, l.lun) // takes unit attentions
 	if err != nil {
 		return err
@@ -125,6 +174,7 @@ func (l *LU) isSame(ctx context.Context, s *Session) error {
 	case block != l.block:
 		return fmt.Errorf("LUN %d: %w: it has blocks of %d bytes, not of %d", l.lun, errOther, block, l.block)
 	}
+	s.found(l, news)
 	return nil
 }
 

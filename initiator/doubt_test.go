@@ -48,6 +48,58 @@ func TestOtherDisk(t *testing.T) {
 	}
 }
 
+// Whoever takes the unit attention, what was prepared for one disk does not come to another.
+func TestOtherDiskToldToOthers(t *testing.T) {
+	for _, w := range ways {
+		if w.opt.Depth != 0 || w.opt.Flow != initiator.FlowDefault {
+			continue
+		}
+		for name, ask := range map[string]func(s *initiator.Session) error{
+			"TEST UNIT READY": func(s *initiator.Session) error {
+				return s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6), Attentions: 8})
+			},
+			"TEST UNIT READY, until it does not fail": func(s *initiator.Session) error {
+				for s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6)}) != nil {
+				}
+				return nil
+			},
+			"another user": func(s *initiator.Session) error {
+				u, err := s.LU(t.Context(), 0)
+				check(t, err)
+				_, err = u.WriteAt(pattern(512, 2), 512) // he knows what he has
+				return err
+			},
+		} {
+			t.Run(w.name+"/"+name, func(t *testing.T) {
+				noLeaks(t)
+				tg := targettest.Start(t, strings.Replace(config, "stores:\n", "stores:\n  other: {type: memory, size: 64MiB}\n", 1))
+				s := w.dial(t, tg)
+				l, err := s.LU(t.Context(), 0)
+				check(t, err)
+				tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", "{0: other}")
+				check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
+				tg.WaitLog(t.Context(), "configuration read again")
+				check(t, ask(s))
+				if _, err = l.WriteAt(pattern(512, 1), 0); err == nil || !strings.Contains(err.Error(), "another disk") {
+					t.Errorf("a write ends with %v", err)
+				}
+				_ = s.Close()
+				s = w.dial(t, tg)
+				if l, err = s.LU(t.Context(), 0); err != nil {
+					t.Fatal(err)
+				}
+				got := make([]byte, 512)
+				_, err = l.ReadAt(got, 0)
+				check(t, err)
+				if !bytes.Equal(got, make([]byte, 512)) {
+					t.Error("the other disk was written to")
+				}
+				check(t, s.Close())
+			})
+		}
+	}
+}
+
 // A reload that has nothing to do with the disk, but with another LUN, is heard of, and a copy goes on, whatever carries it.
 func TestOtherLUNs(t *testing.T) {
 	for _, w := range ways {

@@ -22,6 +22,7 @@ type LU struct {
 	most int
 	// names are those of the unit itself (doubt.go): another disk has others.
 	names string
+	is    string // block and names, for Session.disks
 }
 
 // attentions is how many unit attentions in a row do not make a command of LU fail.
@@ -32,14 +33,19 @@ func (s *Session) LU(ctx context.Context, lun int) (*LU, error) {
 	if err := s.ready(ctx, lun); err != nil {
 		return nil, err
 	}
+	news := s.heardSoFar()
 	last, block, err := s.capacity(ctx, lun)
 	if err != nil {
 		return nil, err
 	}
 	l := &LU{s: s, lun: lun, block: block, blocks: int64(last) + 1, most: defaultTransfer / block * block}
 	l.limit(ctx)
-	l.names, err = s.unitNames(ctx, lun)
-	return l, err
+	if l.names, err = s.unitNames(ctx, lun); err != nil {
+		return nil, err
+	}
+	l.is = fmt.Sprint(block, " ", l.names)
+	s.found(l, news)
+	return l, nil
 }
 
 // capacity returns the number of the last block, and the size of each.

@@ -65,12 +65,16 @@ type Session struct {
 	doubted   list   // commands to a disk that may be another one; see doubt.go
 	doubts    int    // unit attentions that raised doubt
 	looking   bool   // somebody looks whether it is
-	finished  list   // Done is to be called
-	incoming  bool   // the goroutine of the connection will flush
-	calls     map[uint32]*call
-	callITT   uint32
-	echoes    int   // bytes of answers to pings since all of these had left
-	err       error // why the session has ended
+	// disks are what was found at LUNs, as LU.is has it; empty: there has been news since. known is a unit that is one of these.
+	disks    map[int]string
+	known    *LU
+	news     int  // unit attentions that other commands had, and that raise doubt
+	finished list // Done is to be called
+	incoming bool // the goroutine of the connection will flush
+	calls    map[uint32]*call
+	callITT  uint32
+	echoes   int   // bytes of answers to pings since all of these had left
+	err      error // why the session has ended
 }
 
 // list is a queue of commands.
@@ -197,10 +201,13 @@ const maxTransfer = 1 << 30
 // issue sends what may be sent.
 func (s *Session) issue() {
 	for s.waiting.head != nil && len(s.free) > 0 && !s.maxCmdSN.Less(s.cmdSN) {
-		if c := s.waiting.pop(); s.looking && c.unit != nil {
-			s.doubted.push(c)
-		} else {
+		switch c := s.waiting.pop(); {
+		case c.unit == nil || !s.looking && s.knows(c.unit):
 			s.send(c)
+		case s.looking:
+			s.doubted.push(c)
+		default:
+			s.doubt(c)
 		}
 	}
 }
@@ -304,9 +311,14 @@ func (s *Session) tell(l list) {
 // finish ends a command whose memory is the owner's again.
 func (s *Session) finish(c *Command) {
 	s.vacate(c)
-	if s.err == nil && c.isAttention() && c.told < c.Attentions && !c.hasOtherMedium() {
+	doubt := c.isAttention() && raisesDoubt(c.Sense)
+	repeat := s.err == nil && c.isAttention() && c.told < c.Attentions && !c.hasOtherMedium()
+	if doubt && !(repeat && c.unit != nil) {
+		s.heard(c.LUN)
+	}
+	if repeat {
 		c.told++
-		again := c.unit == nil || !raisesDoubt(c.Sense)
+		again := c.unit == nil || !doubt
 		s.log.Info("unit attention", "lun", c.LUN, "sense", c.Failure())
 		c.Status, c.Transferred, c.Sense = 0, 0, nil
 		c.got, c.asked, c.more, c.rdma = 0, 0, false, transfer{memory: c.rdma.memory[:0]}

@@ -243,30 +243,40 @@ func nth(id pdu.ISID, i int) pdu.ISID {
 
 // check looks whether a new session is one with the same disk, and takes note of its size.
 func (a *Attachment) check(ctx context.Context, s *initiator.Session) error {
-	u, err := s.LU(ctx, a.opt.URL.LUN)
+	u, err := a.look(ctx, s)
 	if err != nil {
 		return err
 	}
+	a.checkMu.Lock()
+	defer a.checkMu.Unlock()
+	if old := a.unit.Load(); old == nil || old.Size() <= u.Size() {
+		a.unit.Store(u) // of a smaller one probe tells the kernel, too
+	}
+	return nil
+}
+
+// look returns the disk as it is now, or an error if that is another one.
+func (a *Attachment) look(ctx context.Context, s *initiator.Session) (*initiator.LU, error) {
+	u, err := s.LU(ctx, a.opt.URL.LUN)
+	if err != nil {
+		return nil, err
+	}
 	id, err := s.Identify(ctx, a.opt.URL.LUN)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	id.Revision = "" // of the target's software
 	a.checkMu.Lock()
 	defer a.checkMu.Unlock()
-	old := a.unit.Load()
-	switch {
+	switch old := a.unit.Load(); {
 	case a.identity == nil:
 		a.identity = &id
 	case !reflect.DeepEqual(*a.identity, id):
-		return fmt.Errorf("%v is another disk now: %+v, not %+v", a.opt.URL, id, *a.identity)
+		return nil, fmt.Errorf("%v is another disk now: %+v, not %+v", a.opt.URL, id, *a.identity)
 	case old.BlockSize() != u.BlockSize():
-		return fmt.Errorf("%v has blocks of %d bytes now, not of %d", a.opt.URL, u.BlockSize(), old.BlockSize())
+		return nil, fmt.Errorf("%v has blocks of %d bytes now, not of %d", a.opt.URL, u.BlockSize(), old.BlockSize())
 	}
-	if old == nil || old.Size() <= u.Size() {
-		a.unit.Store(u) // of a smaller one probe tells the kernel, too
-	}
-	return nil
+	return u, nil
 }
 
 // connect makes the sockets, serves them, and gives the kernel its ends.
@@ -423,7 +433,7 @@ func (a *Attachment) probe(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.opt.DeadTime)
 	defer cancel()
-	u, err := s.LU(ctx, a.opt.URL.LUN)
+	u, err := a.look(ctx, s)
 	if err != nil {
 		a.log.Debug("the size is not known", "reason", err)
 		return

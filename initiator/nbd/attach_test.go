@@ -522,6 +522,42 @@ func TestAnotherDisk(t *testing.T) {
 	_ = a.Close()
 }
 
+// If a reload puts another disk in the place of the one that is attached, that gets no requests either, though attach has asked for its size
+// meanwhile, and so has heard of it; and the device keeps its size.
+func TestAnotherDiskByReload(t *testing.T) {
+	tg := targettest.Start(t, strings.Replace(config, "stores:\n", "stores:\n  large: {type: memory, size: 32MiB}\n", 1))
+	d := newDriver(t)
+	_, o := through(t, tg, "iscsi", 0, d)
+	o.Probe, o.DeadTime = time.Hour, time.Millisecond
+	a, err := Attach(t.Context(), o)
+	check(t, err)
+	leave := serving(a)
+	tg.Edit("luns: {0: disk,", "luns: {0: large,")
+	check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
+	tg.WaitLog(t.Context(), "configuration read again")
+	a.probe(t.Context())
+	data := bytes.Repeat([]byte{0x5a}, 4096)
+	if err := d.do(0, Request{Type: Write}, data); !errors.Is(err, unix.EIO) {
+		t.Errorf("a write ends with %v", err)
+	}
+	if d.set.Size != 16<<20 {
+		t.Errorf("the device has %d bytes", d.set.Size)
+	}
+	s, err := initiator.Dial(t.Context(), o.URL, initiator.Options{})
+	check(t, err)
+	u, err := s.LU(t.Context(), 0)
+	check(t, err)
+	got := make([]byte, len(data))
+	_, err = u.ReadAt(got, 0)
+	check(t, err)
+	if bytes.Equal(got, data) {
+		t.Error("the other disk was written to")
+	}
+	check(t, s.Close())
+	_ = leave()
+	_ = a.Close()
+}
+
 // Who takes over a device that a process has left finds the disk that it was made of, or leaves it alone: what the kernel holds of one
 // disk is not written to another.
 func TestTakenOver(t *testing.T) {
