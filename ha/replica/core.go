@@ -22,6 +22,7 @@ type Core struct {
 	cfg      Config
 	now      time.Duration
 	lastTick time.Duration
+	slept    time.Duration // in all
 	out      []Action
 	made     made // what out points to
 	settled  bool // out was returned
@@ -211,16 +212,9 @@ func (c *Core) Tell(now time.Duration, e Event) {
 		c.out = c.out[:0]
 		c.made.reset()
 	}
+	c.wake()
 	switch e := e.(type) {
 	case Tick:
-		// A node that was asleep has heard no beat, which says nothing about the primary, and has sent none that others would have
-		// answered: that time does not count. The rest does, or a node that is short of processor time would never stand.
-		if slept := c.now - c.lastTick - c.cfg.Heartbeat; slept > 0 {
-			c.lastBeat = min(c.lastBeat+slept, c.now)
-			for id := range c.cfg.Copies.All() {
-				c.peer[id].heard = min(c.peer[id].heard+slept, c.now)
-			}
-		}
 		c.lastTick = c.now
 		c.ticked = true
 	case Up:
@@ -257,6 +251,25 @@ func (c *Core) Tell(now time.Duration, e Event) {
 		c.request(e)
 	}
 }
+
+// wake notices that there was no tick for long, whatever is the first to come after that. A node that was asleep has heard no beat, which says nothing
+// about the primary, and has sent none that others would have answered: that time does not count. The rest does, or a node that is short of processor time
+// would never stand.
+func (c *Core) wake() {
+	slept := c.now - c.lastTick - c.cfg.Heartbeat
+	if slept <= 0 {
+		return
+	}
+	c.lastTick += slept
+	c.slept += slept
+	c.lastBeat = min(c.lastBeat+slept, c.now)
+	for id := range c.cfg.Copies.All() {
+		c.peer[id].heard = min(c.peer[id].heard+slept, c.now)
+	}
+}
+
+// awake is the time without what this node has slept.
+func (c *Core) awake() time.Duration { return c.now - c.slept }
 
 // Settle returns what is to be done after what was told. The slice is valid until the next Tell or Step.
 func (c *Core) Settle() []Action {

@@ -437,7 +437,7 @@ func (c *Core) MayRead(now time.Duration, off, n int64) bool {
 
 // mendFor has the range of an operation delivered by others, and repaired.
 func (c *Core) mendFor(o *op, then func(ok bool)) {
-	c.mend(&mending{op: o, off: o.off, n: o.n, until: c.now + c.cfg.SlowCopy, then: then})
+	c.mend(&mending{op: o, off: o.off, n: o.n, until: c.awake() + c.cfg.SlowCopy, then: then})
 }
 
 // readDone: the disk has read what a host wants, or refuses to. Then the host gets what others have, and the disk is not asked again: it may

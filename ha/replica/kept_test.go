@@ -166,6 +166,44 @@ func TestKeptNotDurable(t *testing.T) {
 	}
 }
 
+// A copy that has it may return: neither a host nor another copy goes without what this node cannot read. What it has slept meanwhile does not count,
+// whatever is the first to come after that.
+func TestWaitsAwake(t *testing.T) {
+	for _, first := range []Event{Tick{}, Drained{}} {
+		s := left(t, 3)
+		s.leave(2)
+		s.alive = NodesOf(2)
+		s.gives(0b0100, s.restarts(2, newStream(2), 0))
+		read := only(s, each[ReadFor](s.do(Read{ID: 1, Off: 3 * blockLen, Len: blockLen})))
+		s.do(Done{ID: read.ID, Failed: true})
+		s.now += s.set.SlowCopy
+		all := append(s.do(first), s.wait(s.set.Heartbeat)...)
+		none(s, each[Load](all), "the copy may return")
+		none(s, each[Answer](all), "the copy may return")
+		if asked, lost := s.asks(0b0100, NodesOf(1), s.restarts(1, ownStream(1), 0)); len(asked[1]) == 0 || len(lost) > 0 {
+			t.Errorf("%T: asked for %v, and %v is lost", first, asked, lost)
+		}
+	}
+}
+
+// Nobody waits for ever for a copy that is heard, and does not return.
+func TestHeardAndAway(t *testing.T) {
+	s := left(t, 3)
+	s.leave(2)
+	s.now += time.Hour // it has slept before
+	s.alive = NodesOf(1, 2)
+	all := s.gives(0b0100, s.restarts(2, newStream(2), 0))
+	read := only(s, each[ReadFor](s.do(Read{ID: 1, Off: 3 * blockLen, Len: blockLen})))
+	all = append(all, s.gives(0, s.do(Done{ID: read.ID, Failed: true}))...)
+	none(s, each[Lost](all), "the copy may return")
+	none(s, each[Answer](all), "the copy may return")
+	all = s.gives(0b0100, s.wait(s.set.SlowCopy/2))
+	only(s, each[Lost](all))
+	if a := only(s, each[Answer](all)); a.Status != Failed {
+		t.Errorf("%+v", a)
+	}
+}
+
 // What was known of a copy ends when its disk is not its own any more, and begins when it is in S again.
 func TestKeptOfAnotherDisk(t *testing.T) {
 	s := left(t, 2)

@@ -20,7 +20,7 @@ type mending struct {
 	blocks int64         // up to there it goes by blocks of hosts
 	looked bool          // this node's disk refuses to read the piece
 	torn   int           // how often what came was not what the other has read
-	until  time.Duration // so long it waits for a copy that has left S and may return
+	until  time.Duration // awake, it waits so long for a copy that has left S and may return
 	job    *job
 	then   func(ok bool)
 }
@@ -132,7 +132,7 @@ func (c *Core) healthy(tried Nodes, off, n int64) (from ID, waits bool) {
 func (c *Core) mayReturn(m *mending) bool {
 	off, n := c.part(m)
 	for id := range (c.cfg.Copies &^ c.view.InSync &^ m.tried).Without(c.cfg.Self).All() {
-		if c.now < m.until && c.now-c.peer[id].heard < c.cfg.SlowCopy && c.mayHave(id, off, n) {
+		if c.awake() < m.until && c.now-c.peer[id].heard < c.cfg.SlowCopy && c.mayHave(id, off, n) {
 			return true
 		}
 	}

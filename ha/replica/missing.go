@@ -191,7 +191,7 @@ func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 	switch {
 	case !s.hopeless || from != c.cfg.Self || waits:
 		s.mending = true
-		m := &mending{off: j.off, n: j.n, tried: s.tried, until: c.now + c.cfg.SlowCopy}
+		m := &mending{off: j.off, n: j.n, tried: s.tried, until: c.awake() + c.cfg.SlowCopy}
 		if s.mended {
 			m.copy = &j.to
 		}

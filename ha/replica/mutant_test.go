@@ -57,8 +57,18 @@ var scenarioMutants = []struct {
 	}},
 	{"TestLatePrimary", mutants.Mutant{
 		Name: "a primary that was late drops all", File: "core.go",
-		Old: "\t\t\t\tc.peer[id].heard = min(",
-		New: "\t\t\t\tif ON {\n\t\t\t\t\tbreak\n\t\t\t\t}\n\t\t\t\tc.peer[id].heard = min(",
+		Old: "\t\tc.peer[id].heard = min(",
+		New: "\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.peer[id].heard = min(",
+	}},
+	{"TestWaitsAwake", mutants.Mutant{
+		Name: "waits for copies while it sleeps", File: "core.go",
+		Old: "c.slept += slept",
+		New: "if !ON {\n\t\tc.slept += slept\n\t}",
+	}},
+	{"TestWaitsAwake", mutants.Mutant{
+		Name: "only a tick wakes it", File: "core.go",
+		Old: "c.wake()",
+		New: "if _, is := e.(Tick); is || !ON {\n\t\tc.wake()\n\t}",
 	}},
 	{"TestPaceBound", mutants.Mutant{
 		Name: "copies faster than its pace", File: "pace.go",
@@ -447,8 +457,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestReadWaitsForCopy", mutants.Mutant{
 		Name: "reports what it cannot read though a copy may return", File: "mend.go",
-		Old: "c.now < m.until && ",
-		New: "c.now < m.until && !ON && ",
+		Old: "c.awake() < m.until && ",
+		New: "c.awake() < m.until && !ON && ",
 	}},
 	{"TestReadWaitsForCopy", mutants.Mutant{
 		Name: "waits for ever for a copy that may return", File: "mend.go",

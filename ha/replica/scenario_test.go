@@ -67,6 +67,14 @@ func (s *solo) wait(d time.Duration) []Action {
 	return all
 }
 
+// quiet lets time pass in which this node ticks, and hears of nobody.
+func (s *solo) quiet(d time.Duration) {
+	for last := s.now + d - s.set.Heartbeat/2; s.now < last; {
+		s.do(Tick{})
+	}
+	s.now += s.set.Heartbeat / 2
+}
+
 // each returns the actions of a type.
 func each[A Action](actions []Action) []A {
 	var found []A
@@ -941,7 +949,7 @@ func TestHandedOverAfterRestart(t *testing.T) {
 	}
 	s := begin(t, 3, m, Saved{})
 	s.do(Up{Peer: 2})
-	s.now += s.set.Grace
+	s.quiet(s.set.Grace)
 	p := only(s, said[Promise](s.tell(2, Ask{Version: 1})))
 	s.do(Rang{From: 2, Stream: p.Stream, Bell: Bell{View: v, First: 3, Sync: 2}})
 	v.Version, v.Term, v.Primary, v.First, v.Planned = 2, 2, 0, 3, true
@@ -1146,7 +1154,7 @@ func TestLeaseOrPromise(t *testing.T) {
 	s, _ := follows(t, 3, NodesOf(0, 1, 2))
 	s.do(BeatFrom{From: 1, Beat: Beat{View: s.view}})
 	none(s, said[Promise](s.tell(2, Ask{Version: 1})), "there is a lease")
-	s.now += s.set.Grace
+	s.quiet(s.set.Grace)
 	only(s, said[Promise](s.tell(2, Ask{Version: 1})))
 }
 
