@@ -28,6 +28,7 @@ type spaceKey struct {
 
 func keyOfSpace(s *config.Subsystem, n *config.Namespace, store *openStore) spaceKey {
 	key := spaceKey{store, s.NQN, *n}
+	key.ns.UUID, _ = namesOf(s.NQN, n)
 	key.ns.NSID, key.ns.Pos, key.ns.Store = 0, config.Position{}, ""
 	return key
 }

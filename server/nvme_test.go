@@ -116,6 +116,36 @@ portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
 	}
 }
 
+// The names of a namespace are those that it will have after a restart, also when a reload gives its store another name, and the name to
+// another store: two disks never have one name.
+func TestNamesOfRenamed(t *testing.T) {
+	const config = `
+stores: {a: {type: file, path: a.img, size: 1MiB}, b: {type: file, path: b.img, size: 1MiB}}
+subsystems: [{nqn: "` + nqn + `one", namespaces: {1: a, 2: b}}]
+portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
+`
+	r := serve(t, config)
+	admin := nvmetest.Admin(t, r.Addrs()[0].String(), pdu.IC{}, nqn+"one")
+	for _, stores := range []string{
+		"{a: {type: file, path: a.img, size: 1MiB}, b: {type: file, path: b.img, size: 1MiB}}",
+		"{c: {type: file, path: a.img, size: 1MiB}, b: {type: file, path: b.img, size: 1MiB}}",
+		"{c: {type: file, path: a.img, size: 1MiB}, a: {type: file, path: new.img, size: 1MiB}}",
+		"{a: {type: file, path: a.img, size: 1MiB}, c: {type: file, path: new.img, size: 1MiB}}",
+	} {
+		text := strings.Replace(config, "{a: {type: file, path: a.img, size: 1MiB}, b: {type: file, path: b.img, size: 1MiB}}", stores, 1)
+		names := [2]string{stores[1:2], stores[strings.Index(stores, "}, ")+3:][:1]}
+		text = strings.Replace(text, "1: a, 2: b", "1: "+names[0]+", 2: "+names[1], 1)
+		r.apply(text)
+		for i, n := range r.parse(text).Subsystems[0].Namespaces {
+			_, b := admin.Must(nvme.Command{Opcode: nvme.AdminIdentify, NSID: uint32(i + 1), DWords: [6]uint32{uint32(nvme.CNSDescriptors)}}, nil, nvme.IdentifyLen)
+			uuid, nguid := namesOf(nqn+"one", &n)
+			if got := nvme.ParseDescriptors(b); got.UUID != uuid || got.NGUID != nguid {
+				t.Errorf("%s: namespace %d is %x, and will be %x", stores, i+1, got.UUID, uuid)
+			}
+		}
+	}
+}
+
 // The status, the list of sessions and the metrics know subsystems, hosts and what these do, and the administrator ends a controller.
 func TestNVMeStatus(t *testing.T) {
 	r := serve(t, `
