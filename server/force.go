@@ -390,8 +390,12 @@ func PlanRejoin(c *config.Cluster, dir *quorum.Dir) (*Rejoin, error) {
 	return r, nil
 }
 
+// IsNode says whether the node has a log that can be read. It may be a member that others rely on, so nothing is given up before a cluster has taken the
+// node in anew.
+func (r *Rejoin) IsNode() bool { return r.log != nil }
+
 // GiveUp orders that the bytes of former lineages may be overwritten, at the next start of the node. If it is to join the
-// cluster anew its membership goes: its log, and with it what it has promised.
+// cluster anew its membership goes, and with it what it has promised: a log that cannot be read at once, another one when the new membership begins.
 func (r *Rejoin) GiveUp(anew bool) error {
 	o := order{GiveUp: true}
 	if anew {
@@ -416,7 +420,7 @@ func (r *Rejoin) GiveUp(anew bool) error {
 			return err
 		}
 	}
-	if !anew {
+	if !anew || r.IsNode() {
 		return nil
 	}
 	return quorum.Discard(r.dir)

@@ -172,8 +172,24 @@ func readToken(text string, stdin io.Reader) (quorum.Token, error) {
 // joinTime is how long one node may take to answer.
 const joinTime = 10 * time.Second
 
-// joinCluster asks one node after the other. What a node refuses the others would refuse as well.
+// joinCluster makes this machine a member.
 func joinCluster(ctx context.Context, c *config.Cluster, dir *quorum.Dir, t quorum.Token) error {
+	return askToJoin(ctx, c, func(ctx context.Context, conn net.Conn, self *config.ClusterNode) error {
+		return quorum.Join(ctx, dir, conn, t, self.Name, self.Witness)
+	})
+}
+
+// enroll has the cluster take this machine in, which has a state still.
+func enroll(ctx context.Context, c *config.Cluster, dir *quorum.Dir, t quorum.Token) (e *quorum.Enrollment, err error) {
+	err = askToJoin(ctx, c, func(ctx context.Context, conn net.Conn, self *config.ClusterNode) (err error) {
+		e, err = quorum.Enroll(ctx, dir, conn, t, self.Name, self.Witness)
+		return err
+	})
+	return e, err
+}
+
+// askToJoin asks one node after the other. What a node refuses the others would refuse as well.
+func askToJoin(ctx context.Context, c *config.Cluster, ask func(ctx context.Context, conn net.Conn, self *config.ClusterNode) error) error {
 	self := c.Node(c.Self)
 	var failed []error
 	for i := range c.Nodes {
@@ -181,7 +197,7 @@ func joinCluster(ctx context.Context, c *config.Cluster, dir *quorum.Dir, t quor
 		if n == self {
 			continue
 		}
-		err := joinThrough(ctx, n, self, dir, t)
+		err := askThrough(ctx, n, self, ask)
 		_, refused := errors.AsType[*quorum.StrangerError](err)
 		switch {
 		case err == nil:
@@ -196,14 +212,14 @@ func joinCluster(ctx context.Context, c *config.Cluster, dir *quorum.Dir, t quor
 	return fmt.Errorf("no node of the cluster has taken this one in: %w", errors.Join(failed...))
 }
 
-func joinThrough(ctx context.Context, n, self *config.ClusterNode, dir *quorum.Dir, t quorum.Token) error {
+func askThrough(ctx context.Context, n, self *config.ClusterNode, ask func(ctx context.Context, conn net.Conn, self *config.ClusterNode) error) error {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", n.Address)
 	if err != nil {
 		return err
 	}
-	return quorum.Join(ctx, dir, conn, t, self.Name, self.Witness)
+	return ask(ctx, conn, self)
 }
 
 func haStatus() *cobra.Command {

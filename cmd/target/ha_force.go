@@ -173,7 +173,8 @@ cloned or set back, or its state is damaged.
 
 With a token the node gives up its membership, and what it has promised, and joins as a
 new one. The token is one that target ha force, replace or token has printed on a node of
-the cluster.
+the cluster. If that refuses the node, because it is a member still, say, nothing is given
+up.
 
 Its copies are overwritten by those of the others: only where they may differ, if the
 node was in sync and left out by target ha force, else in whole. That happens when the
@@ -219,13 +220,22 @@ func (l *local) rejoin(cmd *cobra.Command, c *config.Cluster, dir *quorum.Dir, t
 		}
 		return fmt.Errorf("nothing was changed: %s; to have that, add --discard-mine", copies)
 	}
+	begin := func() error { return nil }
+	switch {
+	case anew && r.IsNode():
+		e, err := enroll(cmd.Context(), c, dir, t)
+		if err != nil {
+			return fmt.Errorf("nothing was given up: %w", err)
+		}
+		begin = e.Begin
+	case anew:
+		begin = func() error { return joinCluster(cmd.Context(), c, dir, t) }
+	}
 	if err := r.GiveUp(anew); err != nil {
 		return err
 	}
-	if anew {
-		if err := joinCluster(cmd.Context(), c, dir, t); err != nil {
-			return fmt.Errorf("%w; run the same again", err)
-		}
+	if err := begin(); err != nil {
+		return fmt.Errorf("%w; run the same again", err)
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "Node %s gives up what the others do not have. Run it:\n  %s\n", c.Self, l.run(cmd, c.Node(c.Self)))
 	return err

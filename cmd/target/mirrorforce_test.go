@@ -43,6 +43,8 @@ func TestMirrorForce(t *testing.T) {
 	}
 	s.stop("b")
 	s.fails("somebody answers at the address of a, w", s.on("b", "ha", "force", "--confirm", "lab")...)
+	token := strings.TrimSpace(s.must(s.asked("w", "ha", "token")...))
+	s.fails("nothing was given up", s.on("b", "ha", "rejoin", "--discard-mine", "--token", token)...) // it is a member, and has all
 	s.kill("a")
 	s.kill("w")
 	for _, args := range [][]string{nil, {"--confirm", "disk"}} {

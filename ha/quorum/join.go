@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/ed25519"
@@ -95,45 +96,84 @@ func (a *acceptor) mayJoin(ctx context.Context, publicKey, hash [32]byte) error 
 // be repeated, with whatever token, however it has ended: the key with which it asks is on the disk before, and who has
 // that key is the same member. ErrMember: the directory has a state already.
 func Join(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, witness bool) error {
+	if _, err := fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {
+		_ = conn.Close()
+		return cmp.Or(err, ErrMember)
+	}
+	e, err := Enroll(ctx, fsys, conn, t, name, witness)
+	if err != nil {
+		return err
+	}
+	return e.Begin()
+}
+
+// Enrollment is a membership that a cluster has granted, and that has not begun.
+type Enrollment struct {
+	fsys FS
+	id   Identity
+}
+
+// Enroll is Join of a machine that may have a state of another membership, which stays until Begin: a cluster may refuse the machine. It can be
+// repeated, and so can both, or Join if the former state is gone already.
+func Enroll(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, witness bool) (*Enrollment, error) {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	if _, err := fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {
-		return cmp.Or(err, ErrMember)
-	}
 	id := Identity{Name: name}
-	var public []byte
-	var err error
-	if id.Key, public, err = joiningKey(fsys); err != nil {
-		return fmt.Errorf("the key of this node cannot be kept: %w", err)
+	public, err := id.joinBy(fsys)
+	if err != nil {
+		return nil, fmt.Errorf("the key of this node cannot be kept: %w", err)
 	}
 	c := tls.Client(conn, t.tlsConfig(&id.Authority))
 	if err := c.HandshakeContext(ctx); err != nil {
-		return fmt.Errorf("the cluster cannot be joined: %w", err)
+		return nil, fmt.Errorf("the cluster cannot be joined: %w", err)
 	}
 	j := joinRequest{t.secret[:], name, witness, public}
 	if _, err := c.Write(frame(frameJoin, j.appendTo(nil))); err != nil {
-		return fmt.Errorf("the cluster cannot be joined: %w", err)
+		return nil, fmt.Errorf("the cluster cannot be joined: %w", err)
 	}
 	kind, b, err := readFrame(bufio.NewReader(c), maxGreeting)
 	switch {
 	case err != nil:
-		return fmt.Errorf("the cluster has not answered: %w; try again, with the same token", err)
+		return nil, fmt.Errorf("the cluster has not answered: %w; try again, with the same token", err)
 	case kind == frameRefusal:
-		return fmt.Errorf("the cluster refuses this node: %w", decodeRefusal(b))
+		return nil, fmt.Errorf("the cluster refuses this node: %w", decodeRefusal(b))
 	case kind != frameWelcome:
-		return fmt.Errorf("a frame of type %d came in place of an answer", kind)
+		return nil, fmt.Errorf("a frame of type %d came in place of an answer", kind)
 	}
 	r := cursor{b: b}
 	id.Cluster, id.Number, id.Cert = r.u64(), r.u64(), r.bytes()
-	if err := r.end(); err != nil {
-		return err
+	return &Enrollment{fsys, id}, r.end()
+}
+
+// Begin makes the state of the member, in place of another one.
+func (e *Enrollment) Begin() error {
+	if _, err := e.fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {
+		if err := errors.Join(e.fsys.Remove(logName), e.fsys.SyncDir()); err != nil {
+			return err
+		}
 	}
-	l, err := CreateLog(fsys, id, nil, random)
+	l, err := CreateLog(e.fsys, e.id, nil, random)
 	if err != nil {
 		return err
 	}
-	return errors.Join(l.Close(), fsys.Remove(joiningName))
+	return errors.Join(l.Close(), e.fsys.Remove(joiningName))
+}
+
+// joinBy takes the key with which this machine asks to join. That of the membership that it has, left by a crash, is none: with it the machine would be that
+// member.
+func (id *Identity) joinBy(fsys FS) (public []byte, err error) {
+	if id.Key, public, err = joiningKey(fsys); err != nil {
+		return nil, err
+	}
+	if l, err := readLog(fsys, random); err == nil && bytes.Equal(l.id.Key, id.Key) {
+		if err := errors.Join(fsys.Remove(joiningName), fsys.SyncDir()); err != nil {
+			return nil, err
+		}
+		id.Key, public, err = joiningKey(fsys)
+		return public, err
+	}
+	return public, nil
 }
 
 // joiningName is the file with the private key of a node that is about to join (PKCS #8, and its CRC32C). The log has

@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"maps"
@@ -949,6 +951,107 @@ func TestJoinAgain(t *testing.T) {
 			if done && step < 10 {
 				t.Errorf("only %d steps", step)
 			}
+		}
+	})
+}
+
+// TestEnroll: a machine that is a member of a cluster has another one take it in. It is the member that it was until it begins to be the other one, and after a
+// power cut at any step it can ask again, with another token, and is one member.
+func TestEnroll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for i, done := 0, false; !done; i++ { // each step, with all of what was not durable or nothing of it
+			l := newLab(t)
+			tokens := []Token{l.token("a"), l.token("a")}
+			enroll := func(d *disk, token Token) (crashed bool) {
+				defer func() {
+					if r := recover(); r == (powerCut{}) {
+						crashed = true
+					} else if r != nil {
+						panic(r)
+					}
+				}()
+				e, err := Enroll(l.ctx(), d, l.dial("a"), token, "b", false)
+				if err == nil {
+					err = e.Begin()
+				}
+				if err != nil {
+					t.Fatalf("step %d: %v", i/2, err)
+				}
+				return false
+			}
+			other := newLab(t)
+			other.join("b", "a")
+			other.close()
+			d := other.disks["b"]
+			former, err := Examine(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.steps = i / 2
+			done = !enroll(d, tokens[0]) && i%2 == 1
+			d = d.cut(nil, float64(i%2))
+			switch e, err := Examine(d); {
+			case errors.Is(err, ErrNoLog):
+				if err := Join(l.ctx(), d, l.dial("a"), tokens[1], "b", false); err != nil {
+					t.Fatalf("again, after step %d: %v", i/2, err)
+				}
+			case err != nil:
+				t.Fatal(err)
+			case e.Identity().Cluster == former.Identity().Cluster:
+				enroll(d, tokens[1])
+			}
+			l.disks["b"] = d
+			l.open("b")
+			l.until("a", "b is level", func(s *Status) bool { return len(s.Heard) == 2 })
+			if s := l.nodes["a"].Status(); len(s.Members) != 2 {
+				t.Fatalf("after step %d: %+v", i/2, s.Members)
+			}
+			l.close()
+		}
+	})
+}
+
+// TestEnrollRefused: who is a member still, and asks to be taken in anew, is refused, and stays that. When it was replaced it is taken in, though a power cut has
+// left the key with which it became the former one.
+func TestEnrollRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		if err := l.join("b", "a").Close(); err != nil {
+			t.Fatal(err)
+		}
+		delete(l.nodes, "b")
+		if _, err := Enroll(l.ctx(), l.disks["b"], l.dial("a"), l.token("a"), "b", false); err == nil || !strings.Contains(err.Error(), "is a member already") {
+			t.Errorf("%v", err)
+		}
+		n := l.open("b")
+		l.until("a", "b is level", func(s *Status) bool { return len(s.Heard) == 2 })
+		was := n.Status().Number
+		if err := errors.Join(n.Close(), l.nodes["a"].Leave(l.ctx(), "b", Replaced)); err != nil {
+			t.Fatal(err)
+		}
+		d := l.disks["b"]
+		former, err := Examine(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := former.Identity().Key
+		f, err := d.Create(joiningName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt(binary.BigEndian.AppendUint32(appendBytes(nil, key), crc32.Checksum(key, castagnoli)), 0); err != nil {
+			t.Fatal(err)
+		}
+		e, err := Enroll(l.ctx(), d, l.dial("a"), l.token("a"), "b", false)
+		if err == nil {
+			err = e.Begin()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now := l.open("b").Status().Number; now == was {
+			t.Errorf("it is number %d again", now)
 		}
 	})
 }
