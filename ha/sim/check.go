@@ -288,14 +288,19 @@ func (r *run) wasAlone(id replica.ID, since time.Duration) bool {
 	return false
 }
 
+// remains returns what there is of a block that was at p when an attempt began: power cuts may have taken that since.
+func (r *run) remains(block int, p pos) pos {
+	if now := r.floors[block].pos; now.less(p) {
+		return now
+	}
+	return p
+}
+
 // checkRead: a block is a register. What was answered or read before is the least.
 func (r *run) checkRead(n *node, a *attempt) {
 	for k, got := range a.got {
 		b := a.block + k
-		want := a.floor[k]
-		if r.floors[b].pos.less(want) {
-			want = r.floors[b].pos // a power cut has taken it since
-		}
+		want := r.remains(b, a.floor[k])
 		if got.pos.less(want) {
 			r.fail(8, "block %d reads %v of %v, and %v was answered or read before", b, got.val, got.pos, want)
 		}
@@ -447,10 +452,7 @@ func (r *run) checkAtomics(n *node) {
 // checkFlush: W disks have durably what was answered before.
 func (r *run) checkFlush(n *node, a *attempt) {
 	for b := range r.floors {
-		want := a.floor[b]
-		if r.floors[b].pos.less(want) {
-			want = r.floors[b].pos
-		}
+		want := r.remains(b, a.floor[b])
 		k := 0
 		for id := range r.view.InSync.All() {
 			k += b2i(r.nodes[id].isDurable(b, want))

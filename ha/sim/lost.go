@@ -85,13 +85,14 @@ func (n *node) hasToldToMiss(x *node, block int) (has bool) {
 }
 
 // isGone says whether nobody has a block of a read, and it was not written before the read began. What has been written since, or is in
-// another view by now, nobody may have had then; nor what a write has changed that is under way.
+// another view by now, nobody may have had then; nor what a write has changed that is under way. A write of before that power cuts have taken does not
+// count: that it is gone is known when the next primary has its office, and a read may have begun before and be its first.
 func (r *run) isGone(a *attempt) bool {
 	changed := r.viewsAt[len(r.viewsAt)-1] >= a.began
 	for k := range a.n {
 		b := a.block + k
 		p, ok := r.gone[b]
-		if ok && !p.less(a.floor[k]) && (changed || r.floors[b].pos != a.floor[k] || !r.isThere(b, p)) {
+		if want := r.remains(b, a.floor[k]); ok && !p.less(want) && (changed || r.floors[b].pos != want || !r.isThere(b, p)) {
 			return true
 		}
 	}
