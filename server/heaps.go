@@ -83,8 +83,11 @@ const heapAgain = 100 * time.Millisecond
 // run opens the heap whenever this node serves the store.
 func (x *heapHost) run() {
 	said := ""
-	for x.await(x.ctx, true) {
-		began := time.Now()
+	for x.await(x.ctx, func(s replica.State) bool { return s.Role == replica.Primary }) {
+		began, term := time.Now(), uint64(0)
+		if x.mirror != nil {
+			term = x.mirror.Term()
+		}
 		h, err := heap.Open(x.store)
 		if err != nil {
 			if text := err.Error(); text != said && !is[*backend.MovedError](err) {
@@ -99,28 +102,30 @@ func (x *heapHost) run() {
 		}
 		said = ""
 		x.log.Info("objects are served", "opened_in", time.Since(began))
-		x.serve(h)
+		x.serve(h, term)
 	}
 }
 
-// await returns when this node is the primary, or is it no more, or when ctx ends. False: the store is to be closed.
-func (x *heapHost) await(ctx context.Context, primary bool) bool {
+// await returns when the state of the mirror holds, if the store is one, or when ctx ends. False: the store is to be closed.
+func (x *heapHost) await(ctx context.Context, holds func(replica.State) bool) bool {
 	if x.mirror != nil {
-		_ = x.mirror.Await(ctx, func(s replica.State) bool { return (s.Role == replica.Primary) == primary })
-	} else if !primary {
-		<-ctx.Done()
+		_ = x.mirror.Await(ctx, holds)
 	}
 	return x.ctx.Err() == nil
 }
 
 var errHandedOver = errors.New("this node does not serve the store any more")
 
-// serve has services serve an open heap, until the node is not the primary any more.
-func (x *heapHost) serve(h *heap.Heap) {
+// serve has services serve an open heap, until the node is not the primary any more, or not in the term in which the heap was opened: another one may have
+// served in between, unnoticed here, and who reads the memory by himself asks nobody.
+func (x *heapHost) serve(h *heap.Heap, term uint64) {
 	ctx, cancel := context.WithCancel(x.ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		x.await(ctx, false)
+		if x.mirror == nil {
+			<-ctx.Done()
+		}
+		x.await(ctx, func(s replica.State) bool { return !s.Serves(term) })
 		h.Fail(errHandedOver)
 	})
 	x.set(h)

@@ -1,11 +1,15 @@
 package server
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
 
 	"oneshot/endpoint/object"
+	"oneshot/ha/heap"
 	objects "oneshot/ha/heap/service"
 )
 
@@ -90,5 +94,24 @@ portals: [{listen: "127.0.0.1:0"}]
 	close(applied)
 	if n := <-left; n > 0 {
 		t.Errorf("%d connections use a heap that is closed", n)
+	}
+}
+
+// A heap that was opened in a former term of this node's is not served in the next one, though the node was never seen not to be the primary: another node may have
+// changed objects in between, and clients that peek would be told for ever that they are gone.
+func TestHeapOfAFormerTerm(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	m := primary(t, s)
+	h, err := heap.Open(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &heapHost{name: m.name, store: m, mirror: m, log: slog.New(slog.DiscardHandler)}
+	x.ctx, x.stop = context.WithCancel(t.Context())
+	x.serve(h, m.Term()-1)
+	if !errors.Is(h.Err(), errHandedOver) {
+		t.Errorf("it has ended for this reason: %v", h.Err())
 	}
 }
