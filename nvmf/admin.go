@@ -164,6 +164,7 @@ func (t *Task) identify() volume.Next {
 	}
 	switch n := p.ns; cns {
 	case nvme.CNSNamespace:
+		p.at.identified()
 		d := n.identify(nsid)
 		return t.structure(&d)
 	case nvme.CNSDescriptors:

@@ -157,6 +157,7 @@ func TestANA(t *testing.T) {
 	if got, want := two.ana(0), fmt.Sprintf("%d, 7: 0 4 7", changes+1); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+	two.admin.identify(7)
 	c := rw(nvme.Read, 1)
 	c.NSID = 7
 	if a := two.io.do(c, 512, nil, false); a.Status != nvme.PersistentLoss {
@@ -218,6 +219,7 @@ func TestTakenAwayIsAborted(t *testing.T) {
 	}
 	b.io.start(rw(nvme.Write, 1), 512, nil, false)
 	x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: other}})
+	a.admin.identify(1)
 	if s := a.reserve(resAcquire, 1<<8|2, 1, 2); s != nvme.Success {
 		t.Error(s)
 	}

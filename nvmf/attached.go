@@ -17,8 +17,40 @@ type attached struct {
 
 	denied atomic.Uint32 // access.Denial
 	told   atomic.Uint32 // access.Event that the controller does not know yet
+	known  disk          // what the host takes the number for; guarded by Subsystem.mu
 
 	recovery uint32 // TLER, which changes nothing here; guarded by the lock of the admin queue
+}
+
+// disk is what a host has to know of a namespace, or its commands would reach other bytes than it means.
+type disk struct {
+	uuid       [16]byte
+	blockShift uint
+}
+
+func (n *Namespace) disk() disk { return disk{n.uuid, n.blockShift} }
+
+// unknown denies all I/O: the host takes the namespace for another disk, which had the number before, until it has asked what it is.
+const unknown = access.Free
+
+// knows notes what the host takes the namespace for. Subsystem.mu is held.
+func (a *attached) knows(d disk) {
+	a.known = d
+	if d == a.ns.disk() {
+		a.Deny(unknown, 0)
+	} else {
+		a.Deny(unknown, unknown)
+	}
+}
+
+// identified notes that the host is told what the namespace is.
+func (a *attached) identified() {
+	if access.Denial(a.denied.Load())&unknown != 0 {
+		s := a.ctrl.sub
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.knows(a.ns.disk())
+	}
 }
 
 // anaGroup is the namespace of a number, whichever it is: hosts remember its state by that.
@@ -78,13 +110,23 @@ func (c *Controller) setAttached(list []Shown) {
 	old := *c.attached.Load()
 	now := make([]*attached, 0, len(list))
 	for _, x := range list {
-		i := slices.IndexFunc(old, func(a *attached) bool { return a.nsid == x.NSID && a.ns == x.Namespace })
-		if i >= 0 {
+		i := slices.IndexFunc(old, func(a *attached) bool { return a.nsid == x.NSID })
+		if i >= 0 && old[i].ns == x.Namespace {
 			now = append(now, old[i])
-		} else {
-			now = append(now, x.Namespace.attach(c, x.NSID))
+			continue
 		}
+		a := x.Namespace.attach(c, x.NSID)
+		switch {
+		case i >= 0:
+			a.knows(old[i].known)
+		case c.reaches:
+			a.knows(disk{})
+		default: // a host that connects asks
+			a.known = x.Namespace.disk()
+		}
+		now = append(now, a)
 	}
+	c.reaches = true
 	c.detached = slices.DeleteFunc(c.detached, func(a *attached) bool { return a.ns.closed.Load() })
 	for _, a := range old {
 		if !slices.Contains(now, a) {

@@ -37,6 +37,7 @@ type Controller struct {
 	detached []*attached                 // that were taken away, until they are closed and others are; guarded by Subsystem.mu
 	groups   map[uint32]*anaGroup        // by NSID, those of namespaces that were taken away among them; guarded by Subsystem.mu
 	gone     bool                        // it attaches no namespace any more; guarded by Subsystem.mu
+	reaches  bool                        // namespaces, or has: what comes now the host has not asked about; guarded by Subsystem.mu
 	unproven bool                        // its host has yet to prove itself: it attaches none; guarded by Subsystem.mu
 	barred   atomic.Bool                 // its host is not admitted any more: it attaches none, and ends; set with Subsystem.mu held
 

@@ -342,6 +342,12 @@ func (x *target) adminThrough(group uint16, id byte, kato uint32) (*host, uint16
 	return h, uint16(a.DW0)
 }
 
+// identify asks what a namespace is, as hosts do of one that has come.
+func (h *host) identify(nsid uint32) {
+	h.x.t.Helper()
+	h.must(nvme.Command{Opcode: nvme.AdminIdentify, NSID: nsid}, nvme.IdentifyLen, nil, false)
+}
+
 // queue returns an I/O queue of a controller.
 func (x *target) queue(id uint16) *host {
 	x.t.Helper()

@@ -194,6 +194,57 @@ func TestHostIsOutAtOnce(t *testing.T) {
 	other.Close()
 }
 
+// A host whose namespace is replaced by another disk, or by one with other blocks, reaches that when it has asked what it is: what was on its way to
+// the former one does not come to other bytes, nor does a Flush say that it has. The same disk it reaches as before.
+func TestReplacedUnderHost(t *testing.T) {
+	x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 1}}) })
+	space := func(c NamespaceConfig) *Namespace {
+		n, err := NewNamespace(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		return n
+	}
+	other := space(NamespaceConfig{Volume: y.v, UUID: [16]byte{8}})
+	p, q := x.party(1, 1), x.party(1, 2)
+	gone := nvme.InvalidNamespace | nvme.DNR
+	for name, change := range map[string][]Shown{
+		"another disk":             {{1, other}},
+		"other blocks":             {{1, space(NamespaceConfig{Volume: x.v, UUID: x.ns.uuid, BlockSize: 4096})}},
+		"one after the other":      {{1, nil}, {1, other}},
+		"another, and another one": {{1, other}, {1, space(NamespaceConfig{Volume: y.v, UUID: [16]byte{9}})}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, c := range change {
+				x.sub.SetNamespaces([]Shown{c})
+			}
+			for _, op := range []nvme.Opcode{nvme.Flush, nvme.Read, nvme.Write} {
+				if a := p.io.do(rw(op, 1), 512, nil, false); a.Status != gone {
+					t.Errorf("%#x: %v", op, a.Status)
+				}
+			}
+			p.admin.identify(1)
+			p.io.must(rw(nvme.Flush, 1), 0, nil, false)
+			if a := q.io.do(rw(nvme.Flush, 1), 0, nil, false); a.Status != gone {
+				t.Errorf("another host, which has not asked: %v", a.Status)
+			}
+			x.sub.SetNamespaces([]Shown{{1, x.ns}})
+			if a := p.io.do(rw(nvme.Flush, 1), 0, nil, false); a.Status != gone {
+				t.Errorf("back again: %v", a.Status)
+			}
+			q.admin.identify(1)
+			p.admin.identify(1)
+		})
+	}
+	x.sub.SetNamespaces([]Shown{{1, space(NamespaceConfig{Volume: x.v, UUID: x.ns.uuid, ReadOnly: true})}})
+	p.io.must(rw(nvme.Read, 1), 512, nil, false)
+	x.sub.SetNamespaces([]Shown{{1, other}})
+	x.sub.SetNamespaces([]Shown{{1, x.ns}})
+	p.io.must(rw(nvme.Read, 1), 512, nil, false)
+}
+
 // A Connect that has found a subsystem which is removed, or admits the host no more, before there is a controller makes none: nobody would
 // end it.
 func TestConnectMeetsChange(t *testing.T) {

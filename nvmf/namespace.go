@@ -236,6 +236,8 @@ func refusal(denied access.Denial, reads, writes bool) nvme.Status {
 	switch {
 	case denied == 0:
 		return nvme.Success
+	case denied&unknown != 0:
+		return nvme.InvalidNamespace | nvme.DNR
 	case denied&access.InTransition != 0:
 		return nvme.PathInTransition
 	case denied&access.IsOffline != 0:

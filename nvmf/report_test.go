@@ -148,11 +148,12 @@ func TestFailures(t *testing.T) {
 // Namespaces that come and go while a controller stays leave nothing behind but what was counted.
 func TestManyRetiredNamespaces(t *testing.T) {
 	x := newTarget(t, nil, false)
-	_, id := x.admin(0)
+	admin, id := x.admin(0)
 	h := x.queue(id)
 	ns := x.ns
 	const times = 10
 	for i := range times {
+		admin.identify(1)
 		h.must(rw(nvme.Read, 1), 512, nil, false)
 		next, err := NewNamespace(NamespaceConfig{Volume: x.v, UUID: [16]byte{9, byte(i)}})
 		if err != nil {

@@ -355,6 +355,7 @@ func TestNoticesOfMovedNamespace(t *testing.T) {
 	}
 	x.sub.SetNamespaces([]Shown{{NSID: 1}, {NSID: 2, Namespace: x.ns}})
 	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 2}}) })
+	a.admin.identify(2)
 	c, keys := reserve(resAcquire, 1<<8|nvme.Preempt, 1, 2)
 	c.NSID = 2
 	a.io.must(c, len(keys), keys, true)

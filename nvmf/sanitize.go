@@ -32,12 +32,12 @@ func (t *Task) sanitize() volume.Next {
 	}
 	all := *t.Queue.ctrl.attached.Load()
 	for _, a := range all {
-		denied := access.Denial(a.denied.Load())
+		denied := access.Denial(a.denied.Load()) &^ (access.SanitizeFailed | unknown)
 		switch state, failed, _ := a.ns.v.SanitizeState(); {
 		case a.ns.readOnly:
 			return t.refuse(nvme.WriteProtected)
-		case refusal(denied&^access.SanitizeFailed, true, true) != nvme.Success:
-			return t.end(refusal(denied&^access.SanitizeFailed, true, true))
+		case refusal(denied, true, true) != nvme.Success:
+			return t.end(refusal(denied, true, true))
 		case state == volume.SanitizeHasFailed && !failed.Unrestricted && order.Unrestricted:
 			return t.refuse(nvme.SanitizeFailed)
 		}

@@ -106,7 +106,7 @@ portals: [{transport: nvme-tcp, listen: $PORTAL}]
 	in := io.MultiReader(bytes.NewReader(make([]byte, half)), replace, bytes.NewReader(make([]byte, half)))
 	var out, bad bytes.Buffer
 	status := run(t.Context(), "initiator", []string{"write", "nvme+tcp://" + tg.Portals[0] + "/" + nqn + "/1"}, in, &out, &bad)
-	if status != exitError || !strings.Contains(bad.String(), "another disk") {
+	if status != exitError || !strings.Contains(bad.String(), "no such namespace") {
 		t.Errorf("status %d, %s", status, &bad)
 	}
 }
