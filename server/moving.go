@@ -45,6 +45,7 @@ type moving struct {
 
 // holding is an address that is here. Times are those of front.Now.
 type holding struct {
+	term    uint64 // in which it was added; in between another node may have had it, unnoticed here
 	since   time.Duration
 	renewed time.Duration
 	told    int // announcements that were made
@@ -233,7 +234,7 @@ func (m *moving) here() (list []front.Address) {
 // these whether this node leads: the process may have been stopped since, and another node have the addresses.
 func (m *moving) keep(now time.Duration) time.Duration {
 	lifetime, renewal := m.by.stay()
-	list, next := m.addresses(), renewal
+	list, next, term := m.addresses(), renewal, m.s.Term()
 	for _, a := range m.here() {
 		if !slices.Contains(list, a) {
 			m.remove(a)
@@ -244,8 +245,8 @@ func (m *moving) keep(now time.Duration) time.Duration {
 		m.mu.Lock()
 		h := m.held[a]
 		m.mu.Unlock()
-		if h == nil || now-h.renewed >= lifetime { // it is not here any more
-			h = &holding{since: now, renewed: -lifetime}
+		if h == nil || h.term != term || now-h.renewed >= lifetime { // it is not here any more, or hosts may look for it elsewhere
+			h = &holding{term: term, since: now, renewed: -lifetime}
 		}
 		if now-h.renewed >= renewal {
 			if m.s.Leads() == 0 {
