@@ -112,8 +112,10 @@ func (s *mirrored) tellVerified(v *mirror.Verification) {
 		log.Warn("the copies of a mirror were not compared to the end", "reason", v.Err)
 	case v.Differ > 0:
 		log.Error("the copies of a mirror differ", "ranges", v.Differ, "repaired", v.Repaired, "unknown", v.Unknown, "unreadable", v.Unreadable, "failed", v.Failed)
+	case v.Stopped && v.Done < v.Total:
+		log.Info("the comparison of the copies of a mirror was stopped; what was compared is equal")
 	default:
-		log.Info("the copies of a mirror are equal", "stopped", v.Stopped)
+		log.Info("the copies of a mirror are equal")
 	}
 }
 

@@ -648,12 +648,12 @@ force), and what the copy of the node alone has is lost.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := v.client()
 			defer c.Close()
-			t, err := c.NewToken(cmd.Context())
-			if err != nil {
-				return err
-			}
 			if err := c.RemoveNode(cmd.Context(), args[0], how); err != nil {
 				return err
+			}
+			t, err := c.NewToken(cmd.Context()) // not before: a refusal would cost a token that somebody may have been given
+			if err != nil {
+				return fmt.Errorf("node %s may be replaced, and there is no token for its new machine yet: run %s ha token: %w", args[0], cmd.Root().Name(), err)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Node %s may be replaced. On its new machine, with an empty state directory:\n  %s ha join --config FILE --node %s --token %s\n", args[0], cmd.Root().Name(), args[0], t)
 			return err

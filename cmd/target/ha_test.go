@@ -449,12 +449,16 @@ func TestCluster(t *testing.T) {
 	if err := os.RemoveAll(s.path("b", "consensus")); err != nil {
 		t.Fatal(err)
 	}
+	early := strings.TrimSpace(s.must(s.asked("a", "ha", "token")...))
+	for range 16 {
+		s.fails("there is no member nobody", s.asked("w", "ha", "replace", "nobody")...)
+	}
 	said = s.must(s.asked("w", "ha", "replace", "b")...)
 	token := regexp.MustCompile(`--token (\w+)\n`).FindStringSubmatch(said)
 	if token == nil {
 		t.Fatalf("replace says %s", said)
 	}
-	s.must(s.on("b", "ha", "join", "--token", token[1])...)
+	s.must(s.on("b", "ha", "join", "--token", early)...) // what was refused has cost nobody his token
 	s.start("b")
 	s.until("a", "b is another one", func(m map[string]*mgmt.Member) bool { return allUp(m) && m["b"].Number == 4 })
 

@@ -129,15 +129,16 @@ func writeVerified(out io.Writer, mirror string, v *mgmt.Verification) error {
 		return fmt.Errorf("the copies of %s differ in %s: target ha verify %s --repair makes them equal%s", mirror, count(left, "range"), mirror, fromAdvice(v))
 	case left > 0:
 		return errors.New(verdict(mirror, v, left))
-	case v.Repaired > 0:
-		_, err := fmt.Fprintf(out, "The copies of %s are equal again, with %s repaired.\n", mirror, count(v.Repaired, "range"))
-		return err
 	}
-	text := "The copies of %s are equal: %d of %d bytes were compared, in %s.\n"
+	repaired := ""
+	if v.Repaired > 0 {
+		repaired = fmt.Sprintf(" again, with %s repaired", count(v.Repaired, "range"))
+	}
+	text := "The copies of %s are equal%s: %d of %d bytes were compared, in %s.\n"
 	if v.Stopped && v.Done < v.Total {
-		text = "The comparison of %s was stopped: what was compared is equal, %d of %d bytes, in %s.\n"
+		text = "The comparison of %s was stopped: what was compared is equal%s, %d of %d bytes, in %s.\n"
 	}
-	_, err := fmt.Fprintf(out, text, mirror, v.Done, v.Total, v.Ended.Sub(v.Began).Round(time.Millisecond))
+	_, err := fmt.Fprintf(out, text, mirror, repaired, v.Done, v.Total, v.Ended.Sub(v.Began).Round(time.Millisecond))
 	return err
 }
 

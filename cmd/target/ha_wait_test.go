@@ -41,9 +41,19 @@ func TestVerifiedByAnother(t *testing.T) {
 
 // TestStoppedIsNotEqual: of copies whose comparison was stopped nobody is told that they are equal.
 func TestStoppedIsNotEqual(t *testing.T) {
-	for done, want := range map[int64]string{3: "was stopped: what was compared is equal, 3 of 8 bytes", 8: "The copies of disk are equal: 8 of 8 bytes"} {
+	for _, c := range []struct {
+		done     int64
+		repaired int
+		want     string
+	}{
+		{3, 0, "was stopped: what was compared is equal, 3 of 8 bytes"},
+		{8, 0, "The copies of disk are equal: 8 of 8 bytes"},
+		{3, 2, "was stopped: what was compared is equal again, with 2 ranges repaired, 3 of 8 bytes"},
+		{8, 2, "The copies of disk are equal again, with 2 ranges repaired: 8 of 8 bytes"},
+	} {
 		var out strings.Builder
-		if err := writeVerified(&out, "disk", &mgmt.Verification{Stopped: true, Done: done, Total: 8}); err != nil || !strings.Contains(out.String(), want) {
+		v := mgmt.Verification{Verify: mgmt.Verify{Repair: true}, Stopped: true, Done: c.done, Total: 8, Differ: c.repaired, Repaired: c.repaired}
+		if err := writeVerified(&out, "disk", &v); err != nil || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%v: %s", err, out.String())
 		}
 	}
