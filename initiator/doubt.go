@@ -189,7 +189,6 @@ func (s *Session) unitNames(ctx context.Context, lun int) (string, error) {
 	}
 	var names strings.Builder
 	for b = b[4:min(len(b), 4+int(binary.BigEndian.Uint16(b[2:])))]; len(b) >= 4 && len(b)-4 >= int(b[3]); b = b[4+int(b[3]):] {
-		const association = 0x30 // 0: the unit
 		if b[1]&association == 0 {
 			names.Write(b[:4+int(b[3])])
 		}

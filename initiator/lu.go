@@ -487,6 +487,8 @@ type Identity struct {
 	Serial   string `json:"serial,omitempty"`
 	// Designators are names in hexadecimal, or text where they are that (SPC-4 §7.8.6).
 	Designators []string `json:"designators,omitempty"`
+	// Names are those of the unit itself among them, whatever way leads to it.
+	Names []string `json:"-"`
 }
 
 // Identify reads the standard INQUIRY data and the pages 80h and 83h.
@@ -506,22 +508,26 @@ func (s *Session) Identify(ctx context.Context, lun int) (id Identity, err error
 		id.Serial = trim(b[4:])
 	}
 	if b, err := s.Inquiry(ctx, lun, 0x83); err == nil && len(b) > 4 {
-		id.Designators = designators(b[4:])
+		id.Designators, id.Names = designators(b[4:])
 	}
 	return id, nil
 }
 
 func trim(b []byte) string { return string(bytes.Trim(b, " \x00")) }
 
-func designators(b []byte) (names []string) {
-	for len(b) >= 4 && len(b)-4 >= int(b[3]) {
-		d := b[4 : 4+int(b[3])]
+// designators lists all, and those of the unit.
+func designators(b []byte) (all, names []string) {
+	for ; len(b) >= 4 && len(b)-4 >= int(b[3]); b = b[4+int(b[3]):] {
+		d := trim(b[4 : 4+int(b[3])])
 		if b[0]&15 == 1 { // binary
-			names = append(names, fmt.Sprintf("%x", d))
-		} else {
-			names = append(names, trim(d))
+			d = fmt.Sprintf("%x", b[4:4+int(b[3])])
 		}
-		b = b[4+int(b[3]):]
+		if all = append(all, d); b[1]&association == 0 {
+			names = append(names, d)
+		}
 	}
-	return names
+	return all, names
 }
+
+// association is the mask of what a designator is about; 0: the unit.
+const association = 0x30

@@ -265,7 +265,7 @@ func (a *Attachment) look(ctx context.Context, s *initiator.Session) (*initiator
 	if err != nil {
 		return nil, err
 	}
-	id.Revision = "" // of the target's software
+	id.Revision, id.Designators = "", nil // of the target's software, and of the way to the disk among others
 	a.checkMu.Lock()
 	defer a.checkMu.Unlock()
 	switch old := a.unit.Load(); {

@@ -592,6 +592,28 @@ func TestTakenOver(t *testing.T) {
 	check(t, again())
 }
 
+// A disk is the same whatever portal group leads to it.
+func TestAnotherWay(t *testing.T) {
+	tg := targettest.Start(t, config)
+	d := newDriver(t)
+	_, o := through(t, tg, "iscsi", 0, d)
+	a, err := Attach(t.Context(), o)
+	check(t, err)
+	tg.Edit("{transport: tcp, listen:", "{transport: tcp, group: 7, listen:")
+	check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
+	tg.WaitLog(t.Context(), "configuration read again")
+	s, err := initiator.Dial(t.Context(), o.URL, initiator.Options{})
+	check(t, err)
+	if err := a.check(t.Context(), s); err != nil {
+		t.Errorf("by another portal group: %v", err)
+	}
+	check(t, s.Close())
+	check(t, a.Close())
+	a, err = Attach(t.Context(), o)
+	check(t, err)
+	check(t, a.Close())
+}
+
 // A disk that grows makes its device grow.
 func TestGrow(t *testing.T) {
 	tg := targettest.Start(t, config)

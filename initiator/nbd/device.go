@@ -125,7 +125,7 @@ func parseBackend(s string) (b backend, ok bool) {
 
 // digestOf tells disks apart by what they say of themselves.
 func digestOf(id *initiator.Identity) string {
-	says := append([]string{id.Vendor, id.Product, id.Serial}, id.Designators...)
+	says := append([]string{id.Vendor, id.Product, id.Serial}, id.Names...)
 	sum := sha256.Sum256([]byte(strings.Join(says, "\x00")))
 	return hex.EncodeToString(sum[:8])
 }
