@@ -161,6 +161,7 @@ type Mirror struct {
 	verifying  *verification                  // nil: none is under way
 	verified   *Verification                  // the last one
 	switches   map[uint64]chan replica.Status // orders to hand over
+	beside     []chan<- bool                  // wait until one of them has ended
 	drained    replica.Nodes
 	pace       replica.Pace
 	office     office

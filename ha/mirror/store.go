@@ -342,9 +342,8 @@ func (m *Mirror) refuseAll() {
 		}
 	}
 	m.endVerify(m.moved())
-	for id, end := range m.switches {
-		delete(m.switches, id)
-		end <- replica.Moved
+	for id := range m.switches {
+		m.endSwitch(id, replica.Moved)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/ha/replica"
 )
 
@@ -117,9 +118,41 @@ func (m *Mirror) ordered(a *replica.Answer) {
 		}
 		return
 	}
-	if end := m.switches[a.ID]; end != nil {
-		delete(m.switches, a.ID)
-		end <- a.Status
+	m.endSwitch(a.ID, a.Status)
+}
+
+// endSwitch answers an order to hand over, if it is one.
+func (m *Mirror) endSwitch(id uint64, s replica.Status) {
+	end := m.switches[id]
+	if end == nil {
+		return
+	}
+	delete(m.switches, id)
+	end <- s
+	for _, over := range m.beside {
+		over <- true
+	}
+	m.beside = nil
+}
+
+// awaitOrder waits until the order to hand over that is under way has ended. False: there is none.
+func (m *Mirror) awaitOrder(ctx context.Context) bool {
+	over := make(chan bool, 1)
+	asked := m.push(item{call: func() {
+		if len(m.switches) == 0 {
+			over <- false
+			return
+		}
+		m.beside = append(m.beside, over)
+	}})
+	if !asked {
+		return false
+	}
+	select {
+	case was := <-over:
+		return was
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -133,14 +166,17 @@ const (
 )
 
 // HandOver has another copy in sync take the place of this one, the primary, which is about to end, if there is one that does so soon. It waits until that
-// one serves. If that was lost, or hangs, just then, a third copy can take over for as long as this one is there to promise that to it. This one does not: the
+// one serves, also if an administrator has ordered that before. If that was lost, or hangs, just then, a third copy can take over for as long as this one is there to promise that to it. This one does not: the
 // silent one would not be in sync any more, and could not serve when it goes on.
 func (m *Mirror) HandOver() {
 	s, _ := m.Status()
 	ctx, cancel := context.WithTimeout(m.ctx, handOverWithin)
 	defer cancel()
 	to, err := m.SwitchToOneOf(ctx, s.View.InSync&s.Connected)
-	if err != nil {
+	for errors.Is(err, ErrCannotTake) && m.awaitOrder(ctx) {
+		to, err = m.SwitchToOneOf(ctx, s.View.InSync&s.Connected)
+	}
+	if _, moved := errors.AsType[*backend.MovedError](err); err != nil && !moved {
 		return // this one ends all the same
 	}
 	m.push(item{call: func() {

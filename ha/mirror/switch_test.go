@@ -82,6 +82,34 @@ func TestSwitchToOneOf(t *testing.T) {
 	}
 }
 
+// TestEndsBesideAnOrder: a primary ends while it hands over because an administrator has ordered that. It waits until the other one serves.
+func TestEndsBesideAnOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 3)
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		hang := store(b).Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+		defer hang.Release()
+		l.write(a, 0, bytesOf(4096, 1))
+		l.flush(a)
+		ordered, ended := make(chan error, 1), make(chan struct{})
+		go func() { ordered <- a.mirror.SwitchTo(t.Context(), 1) }()
+		synctest.Wait()
+		go func() { a.mirror.HandOver(); close(ended) }()
+		synctest.Wait()
+		hang.Release()
+		<-ended
+		if b.mirror.Term() == 0 {
+			t.Error("it ends, and nobody serves")
+		}
+		if err := <-ordered; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestSwitchesInARow: switches that follow each other quickly. No copy leaves S, though connections begin anew with each where a device gives keys away.
 func TestSwitchesInARow(t *testing.T) {
 	overEach(t, func(t *testing.T, l *lab) {
