@@ -459,9 +459,20 @@ func (d *decoder) checkMoving(c *Config, p *Portal) {
 		d.errorf(p.Pos, "the address goes with the mirror %q, and there is no such mirror: %s", p.Mirror, choices(p.Mirror, names))
 		return
 	}
+	isBefore := true
 	for i := range c.Portals {
-		if q := &c.Portals[i]; q.Serve == ServeLUNs && q.Group == p.Group && q.Mirror != p.Mirror {
+		q := &c.Portals[i]
+		isBefore = isBefore && q != p
+		if q.Serve == ServeLUNs && q.Group == p.Group && q.Mirror != p.Mirror {
 			d.errorf(p.Pos, "the address goes with the mirror %q, and the portal in line %d, of the same group %d, does not: give this one a group of its own, such as group: %d", p.Mirror, q.Pos.Line, p.Group, p.Group+1)
+			return
+		}
+		switch isSame := isBefore && q.Listen.Addr() == p.Listen.Addr(); {
+		case isSame && q.Mirror != "" && q.Mirror != p.Mirror:
+			d.errorf(p.Pos, "the address goes with the mirror %q, and in line %d with %q, which another node may serve: give each an address of its own", p.Mirror, q.Pos.Line, q.Mirror)
+			return
+		case isSame && q.Mirror != "" && q.Interface != p.Interface:
+			d.errorf(p.Pos, "the address is on the interface %s, and in line %d on %s: it is on one of a machine at a time, so write the same", p.Interface, q.Pos.Line, q.Interface)
 			return
 		}
 	}
