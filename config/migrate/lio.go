@@ -298,6 +298,9 @@ func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool 
 		return true
 	}
 	for i, a := range g.ACLs {
+		if !m.isPlain(where, a.WWN) {
+			continue
+		}
 		r := initiator{name: a.WWN, luns: g.shown(i, out.luns)}
 		if authenticates(a.Attributes, authenticate) {
 			if r.auth = a.auth(); r.auth.chap.user == "" {

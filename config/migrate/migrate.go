@@ -132,6 +132,15 @@ func (m *model) remark(format string, args ...any) {
 	m.remarks = append(m.remarks, fmt.Sprintf(format, args...))
 }
 
+// isPlain reports whether a name stands for one initiator or host in the result, too.
+func (m *model) isPlain(where, name string) bool {
+	plain := !strings.Contains(name, "*")
+	if !plain {
+		m.remark("%s: the asterisk of %q stands for itself, and would let in whoever has a name like it: left out", where, name)
+	}
+	return plain
+}
+
 // storeName returns a name for a store: want, or a similar name that is free.
 func (m *model) storeName(want string) string {
 	name := strings.Map(func(r rune) rune {

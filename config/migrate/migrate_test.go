@@ -320,6 +320,47 @@ func TestCoveredPortalIsTold(t *testing.T) {
 	}
 }
 
+// An asterisk in a name lets nobody in where the file comes from, so it does not here either.
+func TestImportNoPatterns(t *testing.T) {
+	const star = "iqn.1993-08.org.debian:01:*"
+	for name, text := range map[string]string{
+		"LIO": `{"storage_objects": [{"plugin": "ramdisk", "name": "r", "size": 1048576}],
+			"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true, "attributes": {"generate_node_acls": 0, "authentication": 0},
+			"luns": [{"index": 0, "storage_object": "/backstores/ramdisk/r"}], "portals": [{"ip_address": "192.0.2.1", "port": 3260}],
+			"node_acls": [{"node_wwn": "iqn.1993-08.org.debian:01:a"}, {"node_wwn": "` + star + `"}]}]}]}`,
+		"LIO, nobody else": `{"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true, "attributes": {"generate_node_acls": 0, "authentication": 0},
+			"portals": [{"ip_address": "192.0.2.1", "port": 3260}], "node_acls": [{"node_wwn": "` + star + `"}]}]}]}`,
+		"nvmetcli": `{"ports": [{"portid": 1, "addr": {"trtype": "tcp", "traddr": "192.0.2.1", "trsvcid": "4420"}, "subsystems": ["nqn.2026-11.example:one", "nqn.2026-11.example:two"]}],
+			"subsystems": [{"nqn": "nqn.2026-11.example:one", "allowed_hosts": ["nqn.2014-08.org.nvmexpress:*", "nqn.2014-08.org.nvmexpress:a"], "namespaces": []},
+			{"nqn": "nqn.2026-11.example:two", "allowed_hosts": ["nqn.*"], "namespaces": []}]}`,
+		"tgt": "<target iqn.2003-01.org:one>\n  backing-store /srv/a.img\n  initiator-name iqn.1993-08.org.debian:01:a\n</target>\n" +
+			"<target iqn.2003-01.org:two>\n  backing-store /srv/b.img\n  initiator-name " + star + "\n</target>\n",
+	} {
+		r, err := Import("x", []byte(text), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if !strings.Contains(strings.Join(r.Remarks, "\n"), "the asterisk of") {
+			t.Errorf("%s: remarks %q", name, r.Remarks)
+		}
+		c, _ := config.Parse("x.yaml", r.YAML)
+		if c == nil {
+			continue // it has no target
+		}
+		for i := range c.Targets {
+			if c.Targets[i].Admits("iqn.1993-08.org.debian:01:stranger") {
+				t.Errorf("%s: a stranger is admitted to %s", name, c.Targets[i].Name)
+			}
+		}
+		for i := range c.Subsystems {
+			if c.Subsystems[i].Admits("nqn.2014-08.org.nvmexpress:stranger") {
+				t.Errorf("%s: a stranger is admitted to %s", name, c.Subsystems[i].NQN)
+			}
+		}
+	}
+}
+
 // In LIO a rule for an initiator holds in a group that is open to all as well.
 func TestRulesOfAnOpenGroupAreTold(t *testing.T) {
 	r, err := Import("x", []byte(`{"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true,

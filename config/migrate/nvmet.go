@@ -169,6 +169,9 @@ func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]nvmetReached, 
 	out := subsystem{nqn: s.NQN}
 	if !isSet(s.Attr["allow_any_host"]) {
 		for _, h := range s.Hosts {
+			if !m.isPlain("subsystem "+s.NQN, h) {
+				continue
+			}
 			known := hosts[h]
 			known.nqn = h
 			out.hosts = append(out.hosts, known)

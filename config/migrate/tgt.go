@@ -266,8 +266,12 @@ func (m *model) tgtTarget(d *directive) {
 		case c.name == "outgoinguser" && len(c.args) == 2:
 			t.auth.mutual = credentials{c.args[0], c.args[1]}
 		case c.name == "initiator-name" && len(c.args) == 1:
-			if !strings.EqualFold(c.args[0], "ALL") {
-				t.initiators = append(t.initiators, initiator{name: c.args[0]})
+			switch name := c.args[0]; {
+			case strings.EqualFold(name, "ALL"):
+			case m.isPlain(c.at, name):
+				t.initiators = append(t.initiators, initiator{name: name})
+			default:
+				unknown = cmp.Or(unknown, c.at+": initiator-name "+name)
 			}
 		case c.name == "initiator-address" && len(c.args) == 1:
 			byAddress = byAddress || !strings.EqualFold(c.args[0], "ALL")
