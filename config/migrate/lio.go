@@ -85,6 +85,14 @@ func (a lioAuth) auth() auth {
 	return auth{credentials{a.User, a.Password}, credentials{a.MutualUser, a.MutualPassword}}
 }
 
+// has reports whether an attribute of the group is set. One that was not saved has the value that Linux gives a new group.
+func (g *lioTPG) has(name string) bool {
+	if v := g.Attributes[name]; v != nil {
+		return isSet(v)
+	}
+	return name == "authentication" || name == "demo_mode_write_protect"
+}
+
 // isSet reports whether an attribute is 1, true, "1" or the like.
 func isSet(v any) bool {
 	switch fmt.Sprint(v) {
@@ -202,7 +210,7 @@ func (m *model) lioTarget(t *lioTarget, objects map[string]lioBlock) {
 
 func (m *model) lioTPG(iqn, where string, g *lioTPG, objects map[string]lioBlock) {
 	out := target{iqn: iqn}
-	open := isSet(g.Attributes["generate_node_acls"])
+	open := g.has("generate_node_acls")
 	protect := m.lioProtected(where, g, open)
 	m.lioSettings(where, g)
 	for _, l := range g.LUNs {
@@ -264,7 +272,7 @@ func (m *model) lioSettings(where string, g *lioTPG) {
 // lioProtected returns the LUNs of the group that some initiator may not write. In the result nobody may.
 func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
 	protect := make(map[int]bool)
-	if open && isSet(g.Attributes["demo_mode_write_protect"]) {
+	if open && g.has("demo_mode_write_protect") {
 		for _, l := range g.LUNs {
 			protect[l.Index] = true
 		}
@@ -283,7 +291,7 @@ func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
 
 // lioAccess sets who may log in, and with which credentials. False: no initiator is left.
 func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool {
-	authenticate := isSet(g.Attributes["authentication"])
+	authenticate := g.has("authentication")
 	if open {
 		if len(g.ACLs) > 0 {
 			m.remark("%s lets every initiator in, and has rules for single ones (LUNs, credentials), %d of them: these are not taken over, and those initiators see all LUNs as the others do", where, len(g.ACLs))

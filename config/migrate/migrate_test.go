@@ -306,7 +306,7 @@ func TestImportedSubsystems(t *testing.T) {
 func TestCoveredPortalIsTold(t *testing.T) {
 	target := func(name, address string) string {
 		return `{"fabric": "iscsi", "wwn": "iqn.2003-01.org:` + name + `", "tpgs": [{"tag": 1, "enable": true,
-			"attributes": {"generate_node_acls": 1}, "portals": [{"ip_address": "` + address + `", "port": 3260}]}]}`
+			"attributes": {"generate_node_acls": 1, "authentication": 0}, "portals": [{"ip_address": "` + address + `", "port": 3260}]}]}`
 	}
 	r, err := Import("x", []byte(`{"targets": [`+target("one", "192.0.2.1")+`,`+target("all", "0.0.0.0")+`]}`), nil)
 	if err != nil {
@@ -357,6 +357,34 @@ func TestImportNoPatterns(t *testing.T) {
 			if c.Subsystems[i].Admits("nqn.2014-08.org.nvmexpress:stranger") {
 				t.Errorf("%s: a stranger is admitted to %s", name, c.Subsystems[i].NQN)
 			}
+		}
+	}
+}
+
+// Attributes that a file does not have are those of a new group of LIO: initiators have to prove themselves, and write nothing if they are not named.
+func TestImportMissingAttributes(t *testing.T) {
+	group := func(name, attributes, more string) string {
+		return `{"fabric": "iscsi", "wwn": "iqn.2003-01.org:` + name + `", "tpgs": [{"tag": 1, "enable": true, "attributes": {` + attributes + `}` + more + `,
+			"luns": [{"index": 0, "storage_object": "/backstores/ramdisk/r"}], "portals": [{"ip_address": "192.0.2.1", "port": 3260}],
+			"node_acls": [{"node_wwn": "iqn.1993-08.org.debian:01:a"}]}]}`
+	}
+	const user = `, "chap_userid": "u", "chap_password": "a secret of some length"`
+	r, err := Import("x", []byte(`{"storage_objects": [{"plugin": "ramdisk", "name": "r", "size": 1048576}], "targets": [`+
+		group("none", "", "")+`,`+group("named", "", user)+`,`+group("all", `"generate_node_acls": 1`, user)+`]}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("x.yaml", r.YAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Targets) != 2 {
+		t.Fatalf("%s", r.YAML)
+	}
+	for i, readOnly := range []bool{false, true} {
+		target := &c.Targets[i]
+		if target.Auth.CHAP == nil || target.LUNs[0].ReadOnly != readOnly {
+			t.Errorf("%s", r.YAML)
 		}
 	}
 }
