@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -62,8 +63,18 @@ type ForcedMirror struct {
 	view      replica.View
 	store     *quorum.Store
 	set       *quorum.Set
-	isStrange bool // the copy has no metadata, or is of another lineage than the one in force
-	isOther   bool // the disk is not the one of the metadata, or there is none
+	isStrange bool   // the copy has no metadata, or is of another lineage than the one in force
+	isOther   bool   // the disk is not the one of the metadata, or there is none
+	short     string // path of the file of the copy, if that has lost its end
+	length    int64  // bytes that it had
+}
+
+// lengthen gives a file that has lost its end, which the administrator has been told, another one: it is taken as it is then.
+func (m *ForcedMirror) lengthen() error {
+	if m.short == "" {
+		return nil
+	}
+	return os.Truncate(m.short, m.length)
 }
 
 // reachTime is how long another node may take to answer.
@@ -142,6 +153,7 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 	}
 	kept, err := mirror.Inspect(dir)
 	own, lineageErr := readLineage(dir)
+	noted, _, notedErr := readRecord(dir)
 	if err := errors.Join(err, lineageErr, dir.Close()); err != nil {
 		return nil, err
 	}
@@ -158,6 +170,11 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 	}
 	if m.isOther = kept != nil && !f.isDisk(k.name, kept.Disk); m.isOther {
 		m.WasInSync, m.Unknown = false, true
+	}
+	if s := f.config.Store(k.name); !m.isOther && kept != nil && notedErr == nil && s != nil && s.Mirror != nil {
+		if c := s.Mirror.Copy(f.Node); c != nil && isShort(c, noted) {
+			m.WasInSync, m.Unknown, m.short, m.length = false, true, c.File.Path, noted.Size
+		}
 	}
 	m.Term, m.Primary = m.view.Term, k.node(m.view.Primary)
 	for id := range m.view.InSync.Without(self).All() {
@@ -255,6 +272,9 @@ func (f *Force) Do(ctx context.Context) ([]quorum.Token, error) {
 				records = append(records, f.gone(key))
 			}
 		case m.HasView:
+			if err := m.lengthen(); err != nil {
+				return nil, err
+			}
 			if m.isStrange || m.isOther {
 				if err := f.order(m); err != nil {
 					return nil, err
@@ -351,7 +371,7 @@ func (f *Force) order(m *ForcedMirror) error {
 // doMirror begins a lineage of one mirror.
 func (f *Force) doMirror(ctx context.Context) error {
 	m := &f.Mirrors[0]
-	if err := f.order(m); err != nil {
+	if err := errors.Join(m.lengthen(), f.order(m)); err != nil {
 		return err
 	}
 	return f.inCluster(ctx, func(ctx context.Context, n *quorum.Node) error {

@@ -97,10 +97,11 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return nil, err
 	}
-	own := new(*c.Mirror.Copy(m.name))
+	own, short := new(*c.Mirror.Copy(m.name)), false
 	if isKnown { // it may have grown, and the file not say so yet
 		own.Size = record.Size
 		if own.Type == config.StoreFile { // longer than that after an attempt to grow that was given up
+			short = isShort(own, record)
 			if st, err := os.Stat(own.File.Path); err == nil {
 				own.Size = max(own.Size, st.Size()/int64(record.BlockSize)*int64(record.BlockSize))
 			}
@@ -136,7 +137,11 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return fail(err)
 	}
-	if err := lengthen(store, record.Size); err != nil { // a mirror that has grown, whose others bring all of this copy level
+	err = lengthen(store, record.Size) // a mirror that has grown, whose others bring all of this copy level
+	if err == nil {
+		err = doNow(store, backend.Op{Kind: backend.Flush}) // a file that is shorter in the next life has lost something
+	}
+	if err != nil {
 		return fail(err)
 	}
 	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
@@ -163,7 +168,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	_, err = dir.ReadFile(mirror.MetadataFile)
 	isNew := errors.Is(err, fs.ErrNotExist)
 	core, err := mirror.Open(mirror.Options{
-		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Found: self == 1 && isNew, Copy: store, FS: dir,
+		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Found: self == 1 && isNew, Copy: store, Short: short, FS: dir,
 		Views:    mirror.ConsensusOn(m.node, record.SetName(c.Name), lineage),
 		Listener: listener, Fabric: m.fabric,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
@@ -191,6 +196,15 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	m.opened(s)
 	s.wg.Go(s.confirm)
 	return s, nil
+}
+
+// isShort says whether the copy is in a file that is shorter than the mirror, as the node has noted it: it was as long once, durably, and has lost its end.
+func isShort(c *config.Store, noted *quorum.Store) bool {
+	if c.Type != config.StoreFile {
+		return false
+	}
+	st, err := os.Stat(c.File.Path)
+	return err == nil && st.Size() < noted.Size
 }
 
 // paceOf is how fast the copies of a mirror are brought level, and compared.

@@ -237,3 +237,59 @@ func TestInherits(t *testing.T) {
 		}
 	}
 }
+
+// TestCopyHasLostItsEnd: the file of a copy was made shorter while its node did not run, and gets its length back when it is opened. What it had there reads as zeroes, so it
+// is no source: nothing is served from it.
+func TestCopyHasLostItsEnd(t *testing.T) {
+	text, on := mirrorOn(t)
+	cfg := on(text)
+	s := newServer(t, cfg)
+	m := primary(t, s)
+	for _, off := range []int64{12 << 20, 0} { // a granule is remembered of each region, that which was written last
+		op := backend.Op{Kind: backend.Write, Flags: backend.FUA, Off: off, Len: 4096, Segs: [][]byte{bytes.Repeat([]byte{0xa5}, 4096)}}
+		if err := doNow(m, op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shutdown(t, s)
+	cut := func() *Force {
+		if err := os.Truncate(cfg.Store("d").Mirror.Copy("a").File.Path, 8<<20); err != nil {
+			t.Fatal(err)
+		}
+		dir, err := quorum.OpenDir(cfg.Cluster.State)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := PlanForce(t.Context(), cfg, dir, "d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := &f.Mirrors[0]; !p.Unknown || p.WasInSync {
+			t.Errorf("target ha force says %+v", p)
+		}
+		return f
+	}
+	if err := cut().dir.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // it stays so
+		s = newServer(t, cfg)
+		m := s.mirrors()[0]
+		if err := m.Await(t.Context(), func(st replica.State) bool { return st.View.InSync.Has(m.self) }); err != nil {
+			t.Fatal(err)
+		}
+		if own := s.clusterStatus().Mirrors[0].Copies[0]; own.State != mgmt.CopyDoubted {
+			t.Errorf("%+v", own)
+		}
+		shutdown(t, s)
+	}
+
+	f := cut() // once more, and the administrator has it go on nevertheless
+	_, err := f.Do(t.Context())
+	if err := errors.Join(err, f.dir.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = newServer(t, cfg)
+	defer shutdown(t, s)
+	primary(t, s)
+}

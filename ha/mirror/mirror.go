@@ -31,6 +31,7 @@ type Options struct {
 	Found bool
 
 	Copy  backend.Store // of this node; the mirror owns it
+	Short bool          // the copy has lost its end, and got another one when it was opened
 	FS    quorum.FS     // of this mirror alone, for the metadata
 	Views Views
 

@@ -100,7 +100,14 @@ func (m *Mirror) recognize(meta *metadata) error {
 			"disk", meta.found, "metadata of", meta.disk)
 		return nil
 	}
+	lost := m.opts.Short
+	if lost {
+		m.opts.Log.Error("the disk of this node's copy was shorter than it had been, and has lost its end: other nodes have to bring all of it level")
+	}
 	for _, x := range meta.samples {
+		if lost {
+			break
+		}
 		if x.off < 0 || x.n <= 0 || x.off > m.limit.Load()-x.n {
 			continue // of a mirror that was larger
 		}
@@ -112,11 +119,13 @@ func (m *Mirror) recognize(meta *metadata) error {
 		if sum != x.sum {
 			m.opts.Log.Error("the disk of this node's copy has lost what it had durable, as one that was set back to a snapshot: other nodes have to bring all of it level",
 				"bytes", x.n, "at", x.off)
-			meta.saved.Unknown = true
-			if err := meta.renew(); err != nil {
-				return err
-			}
-			break
+			lost = true
+		}
+	}
+	if lost {
+		meta.saved.Unknown = true
+		if err := meta.renew(); err != nil {
+			return err
 		}
 	}
 	if meta.saved.Unknown { // since a former life, perhaps
