@@ -908,3 +908,24 @@ func TestDevicesAreClosed(t *testing.T) {
 		runtime.Gosched()
 	}
 }
+
+// A rule by which an initiator sees no LUN is another one than none of LUNs, by which it sees all.
+func TestRuleOfNoLUNs(t *testing.T) {
+	const all = `
+stores: {m: {type: memory, size: 1MiB}}
+targets: [{iqn: "` + iqn + `t", luns: {0: m}, initiators: [{name: "` + initiator.DefaultName + `"}]}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	none := strings.Replace(all, `"}]}]`, `", luns: {}}]}]`, 1)
+	r := serve(t, all)
+	unit(t, r.login("t"), 0)
+	for _, text := range []string{none, all, none} {
+		if done := r.apply(text); len(done.Done) != 1 {
+			t.Errorf("%v", done)
+		}
+		_, err := r.login("t").LU(t.Context(), 0)
+		if sees := err == nil; sees != (text == all) {
+			t.Errorf("%s\nthe initiator sees the LUN: %v", text, sees)
+		}
+	}
+}

@@ -35,7 +35,7 @@ func equalValues(a, b reflect.Value) bool {
 		}
 		return equalValues(a.Elem(), b.Elem())
 	case reflect.Slice:
-		if a.Len() != b.Len() {
+		if a.Len() != b.Len() || a.IsNil() != b.IsNil() { // of LUNs that a rule shows, nil is all
 			return false
 		}
 		for i := range a.Len() {
