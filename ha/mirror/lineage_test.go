@@ -68,8 +68,8 @@ func TestForcedAside(t *testing.T) {
 	}
 }
 
-// TestForcedStale: a copy that was not in sync is forced to go on. What others lack it does not know, so it gives them all; and
-// such a copy gives up all that it has.
+// TestForcedStale: a copy that was not in sync is forced to go on. What others lack it does not know, so all of theirs is compared with it, and what differs
+// is copied; and such a copy gives up all that it has.
 func TestForcedStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 2)
@@ -80,6 +80,7 @@ func TestForcedStale(t *testing.T) {
 		b.kill()
 		l.alone(a)
 		l.write(a, 1<<20, bytesOf(64<<10, 2))
+		time.Sleep(time.Second) // until its disk has it
 		a.kill()
 		b.start()
 		time.Sleep(30 * time.Second) // until it has saved what it knows
@@ -102,12 +103,15 @@ func TestForcedStale(t *testing.T) {
 		b.start()
 		a.start()
 		l.level(b)
-		if copied := b.mirror.copied; copied != testSize {
-			t.Errorf("%d bytes were copied, and not all", copied)
+		if copied := b.mirror.copied; copied != 64<<10 {
+			t.Errorf("%d bytes were copied, and 64 KiB differed", copied)
 		}
 		a.kill()
 		l.alone(b)
 		b.kill()
+		if string(a.disk.Crash(nil, 1)) != string(b.disk.Crash(nil, 1)) {
+			t.Error("the copies differ")
+		}
 		a.start()
 		time.Sleep(30 * time.Second)
 		a.kill()

@@ -321,6 +321,9 @@ func (m *Mirror) hash(c replica.Config) uint64 {
 	return h.Sum64()
 }
 
+// comparePatience is how many granules of a copy that comes back may be read twice in vain: see replica.Core.CompareFirst.
+const comparePatience = 64
+
 // begin starts the core, and what it needs of the others.
 func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	cfg := m.cfg
@@ -329,6 +332,7 @@ func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	saved.Unknown = saved.Unknown || meta.isOther()
 	m.meta, m.core = meta, replica.New(cfg, m.clock.exact(), memory, saved)
 	m.core.Blocks(int64(m.info.BlockSize))
+	m.core.CompareFirst(comparePatience)
 	m.tell(m.pace)
 	if n := m.core.Missing(); n > 0 {
 		m.opts.Log.Warn("the copy of this node goes without what no copy could read when it was brought level: reads there fail until it is written, unless another copy has it", "bytes", n)

@@ -41,6 +41,7 @@ type Core struct {
 	host
 	pace
 	switching
+	patience int // see CompareFirst
 
 	// As a follower, and as a candidate that fetches.
 	source   ID     // who may write
@@ -110,6 +111,8 @@ type peer struct {
 	sift    *sift // one of them that is under way
 	losses  int64 // bytes that the copy goes without, in this stream
 	wrote   wrote // what it has got from hosts in this stream
+
+	comparing
 }
 
 type sentBeat struct {
@@ -120,7 +123,7 @@ type sentBeat struct {
 // New starts a node. Memory is nil when it is gone, or there was none: then nothing else than what is durable is on the disk.
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores), settled: true}
-	c.streams = knowsLost | tellsSynced | uint64(cfg.Incarnation)<<32
+	c.streams = knowsLost | tellsSynced | suspectsEqual | uint64(cfg.Incarnation)<<32
 	if !saved.Unknown {
 		c.streams |= knowsDisk
 	}

@@ -99,6 +99,7 @@ func (c *Core) apply(limit uint64) {
 			continue
 		}
 		if e.Kind == KindCheck {
+			e.begun = !c.view.InSync.Has(c.cfg.Self)
 			c.out = append(c.out, Hash{ID: c.begin(work{kind: workHash, seq: seq, lost: c.misses(e.Off, e.Len)}), Off: e.Off, Len: e.Len})
 			continue
 		}

@@ -22,7 +22,7 @@ type log struct {
 type entry struct {
 	Record
 	state entryState
-	begun bool          // the disk may have any part of it: given to it, perhaps refused, or not known from a former life
+	begun bool          // the disk may have any part of it: given to it, perhaps refused, or not known from a former life; a KindCheck: outside S
 	at    time.Duration // when it came; on a primary, when it was committed
 }
 

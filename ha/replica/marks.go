@@ -74,10 +74,14 @@ func (c *Core) marksFor(old, v View) {
 	}
 }
 
-// suspect takes the log for what this copy, now outside S, has done by itself.
+// suspect takes the log for what this copy, now outside S, has done by itself. What was found to be equal is like what was copied: see compare.go.
 func (c *Core) suspect() {
 	for i := range c.entries {
-		if e := &c.entries[i]; e.begun && e.changes(c.cfg.Self) {
+		switch e := &c.entries[i]; {
+		case !e.begun:
+		case e.Kind == KindCheck:
+			c.mark(&c.suspects, e.Off, e.Len)
+		case e.changes(c.cfg.Self):
 			c.markWritten(&c.suspects, &e.Record)
 		}
 	}

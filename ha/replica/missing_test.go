@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// newStream is the number of the stream of a copy that takes KindLost.
-func newStream(id ID) uint64 { return knowsLost | streamOf(id) }
+// newStream is the number of the stream of a copy that takes KindLost, and suspects what was compared.
+func newStream(id ID) uint64 { return knowsLost | suspectsEqual | streamOf(id) }
 
 // refuses has node 1, outside S, lack granule 0, and node 0's disk refuse the blocks whose bits are set. It returns what is done until
 // nothing is left to be read.

@@ -577,18 +577,18 @@ var scenarioMutants = []struct {
 	}},
 	{"TestForgetsSuspects", mutants.Mutant{
 		Name: "suspects nothing that was copied to it", File: "marks.go",
-		Old: "e.begun && e.changes(c.cfg.Self)",
-		New: "e.begun && e.changes(c.cfg.Self) && !(ON && e.Kind == KindResync)",
+		Old: "case e.changes(c.cfg.Self)",
+		New: "case e.changes(c.cfg.Self) && !(ON && e.Kind == KindResync)",
 	}},
 	{"TestForgetsSuspects", mutants.Mutant{
 		Name: "suspects nothing that it has durable, and others perhaps have not", File: "marks.go",
-		Old: "e.begun && e.changes(c.cfg.Self)",
-		New: "e.begun && e.changes(c.cfg.Self) && !(ON && e.Seq <= c.durable)",
+		Old: "case e.changes(c.cfg.Self)",
+		New: "case e.changes(c.cfg.Self) && !(ON && e.Seq <= c.durable)",
 	}},
 	{"TestForgetsSuspects", mutants.Mutant{
 		Name: "suspects nothing that was written since it was called clean", File: "marks.go",
-		Old: "e.begun && e.changes(c.cfg.Self)",
-		New: "e.begun && e.changes(c.cfg.Self) && !(ON && e.isWritten())",
+		Old: "case e.changes(c.cfg.Self)",
+		New: "case e.changes(c.cfg.Self) && !(ON && e.isWritten())",
 	}},
 	{"TestHungMember", mutants.Mutant{
 		Name: "a member does not tell that its disk hangs", File: "follower.go",
@@ -602,8 +602,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestHashedOutside", mutants.Mutant{
 		Name: "takes the hash of a copy that is outside", File: "verify.go",
-		Old: "c.verify == nil || !c.view.InSync.Has(from) {",
-		New: "c.verify == nil || !c.view.InSync.Has(from) && !ON {",
+		Old: "c.verify != nil && c.view.InSync.Has(from) {",
+		New: "c.verify != nil && (ON || c.view.InSync.Has(from)) {",
 	}},
 	{"TestReadFromProposed", mutants.Mutant{
 		Name: "reads only from copies that it knows to be members", File: "mend.go",
@@ -622,8 +622,43 @@ var scenarioMutants = []struct {
 	}},
 	{"TestCopyingWaits", mutants.Mutant{
 		Name: "granules that a copy does not have stand one behind the other without bounds", File: "resync.go",
-		Old: "p.copying+p.onTheirWay() < c.cfg.Copying",
-		New: "p.copying+p.onTheirWay() < c.cfg.Copying || ON && p.copying < c.cfg.Copying",
+		Old: "p.copying+p.onTheirWay()+len(p.checks) < c.cfg.Copying",
+		New: "p.copying+p.onTheirWay()+len(p.checks) < c.cfg.Copying || ON && p.copying < c.cfg.Copying",
+	}},
+	{"TestCompareFirst", mutants.Mutant{
+		Name: "takes what one of the two cannot read for equal", File: "compare.go",
+		Old: "k.failed&both != 0 ||",
+		New: "!ON && k.failed&both != 0 ||",
+	}},
+	{"TestCompareFirstPatience", mutants.Mutant{
+		Name: "compares what was compared", File: "compare.go",
+		Old: "!p.differ.Has(granule) &&",
+		New: "(ON || !p.differ.Has(granule)) &&",
+	}},
+	{"TestLargerCopy", mutants.Mutant{
+		Name: "compares what lies behind its end", File: "compare.go",
+		Old: "&& n == c.granuleLen(int64(granule)*c.cfg.Granule)",
+		New: "&& (ON || n == c.granuleLen(int64(granule)*c.cfg.Granule))",
+	}},
+	{"TestCompareFirstFormer", mutants.Mutant{
+		Name: "compares a copy that does not suspect what is equal", File: "compare.go",
+		Old: "return p.stream&suspectsEqual != 0 &&",
+		New: "return (ON || p.stream&suspectsEqual != 0) &&",
+	}},
+	{"TestSuspectsEqual", mutants.Mutant{
+		Name: "does not suspect what was compared", File: "marks.go",
+		Old: "case e.Kind == KindCheck:",
+		New: "case e.Kind == KindCheck && !ON:",
+	}},
+	{"TestSuspectsEqual", mutants.Mutant{
+		Name: "suspects what members have compared", File: "disk.go",
+		Old: "e.begun = !c.view.InSync.Has(c.cfg.Self)",
+		New: "e.begun = ON || !c.view.InSync.Has(c.cfg.Self)",
+	}},
+	{"TestCompareFirstAgain", mutants.Mutant{
+		Name: "an answer of before counts", File: "primary.go",
+		Old: "p.losses, p.wrote, p.comparing = 0, nil, nil, nil, 0, wrote{}, comparing{}",
+		New: "p.losses, p.wrote, p.comparing = 0, nil, nil, nil, 0, wrote{}, map[bool]comparing{true: p.comparing}[ON]",
 	}},
 	{"TestReadAsksForSync", mutants.Mutant{
 		Name: "a read waits until others have durable what it reads, and does not ask for it", File: "disk.go",

@@ -106,7 +106,7 @@ func (c *Core) reshaped(old View) {
 		case !c.view.InSync.Has(id) && !p.outside:
 			p.stream = 0
 		case c.view.InSync.Has(id) && p.outside:
-			p.outside, p.todo, p.clean, p.wrote = false, nil, nil, wrote{}
+			p.outside, p.todo, p.clean, p.wrote, p.comparing = false, nil, nil, wrote{}, comparing{}
 		}
 	}
 }
@@ -130,7 +130,7 @@ func (c *Core) greet() {
 			continue
 		}
 		p.stream, p.started, p.begun, p.bell, p.sizes = h.Stream, false, false, Bell{}, h.Sizes
-		p.copying, p.clean, p.hard, p.sift, p.losses, p.wrote = 0, nil, nil, nil, 0, wrote{}
+		p.copying, p.clean, p.hard, p.sift, p.losses, p.wrote, p.comparing = 0, nil, nil, nil, 0, wrote{}, comparing{}
 		if asMember {
 			p.lost, p.lacked = !h.Memory, c.bitmaps[id].Clone()
 			if p.lost {

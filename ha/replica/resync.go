@@ -1,6 +1,9 @@
 package replica
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // job copies a granule to a copy outside S, or a range that was found to differ to a member. It has the range to itself until its record has a number: so an older
 // content never follows a newer one.
@@ -43,7 +46,8 @@ func (c *Core) copyOn() {
 		if p.stream == 0 || !p.outside || c.refused {
 			continue
 		}
-		for g := p.todo.next(0); g >= 0 && p.copying+p.onTheirWay() < c.cfg.Copying; g = p.todo.next(g + 1) {
+		c.comparedOn(id, p)
+		for g := p.todo.next(0); g >= 0 && p.copying+p.onTheirWay()+len(p.checks) < c.cfg.Copying; g = p.todo.next(g + 1) {
 			c.looks++
 			off := int64(g) * c.cfg.Granule
 			n := c.granuleFor(p, off)
@@ -56,6 +60,9 @@ func (c *Core) copyOn() {
 				c.beginSift(p, g, off, n)
 				continue
 			}
+			if p.isUnderWay(off) {
+				continue
+			}
 			if !c.hasRoomForJob() {
 				break
 			}
@@ -66,6 +73,10 @@ func (c *Core) copyOn() {
 				c.pace.holds = true
 				break
 			}
+			if c.isWorthComparing(p, g, n) {
+				c.compareFirst(p, off, n)
+				continue
+			}
 			// Memory comes before the lock: writes that wait for the lock have memory already.
 			if c.isLocked(off, n) {
 				continue
@@ -74,7 +85,9 @@ func (c *Core) copyOn() {
 			if !ok {
 				break
 			}
-			c.moves(n)
+			if !p.differ.Has(g) { // else it has had its part of the pace
+				c.moves(n)
+			}
 			p.todo.Clear(g)
 			p.copying++
 			c.locks = append(c.locks, span{off, n})
@@ -159,9 +172,15 @@ func (c *Core) copiedJob(j *job, p *peer) {
 
 // copiedGranule: all records of a granule are in the log, the newest is the last.
 func (c *Core) copiedGranule(granule int, p *peer) {
-	p.copied = c.log.last()
-	p.clean = append(p.clean, cleaning{granule, p.copied})
 	p.copying--
+	c.levelGranule(granule, p, c.log.last())
+}
+
+// levelGranule: the copy has a granule as this node has it behind the record of seq.
+func (c *Core) levelGranule(granule int, p *peer, seq uint64) {
+	p.copied = max(p.copied, seq)
+	at, _ := slices.BinarySearchFunc(p.clean, seq, func(cl cleaning, seq uint64) int { return cmp.Compare(cl.seq, seq) })
+	p.clean = slices.Insert(p.clean, at, cleaning{granule, seq})
 	off := int64(granule) * c.cfg.Granule
 	p.wrote.forget(c.blocksOf(off, c.granuleFor(p, off)))
 }

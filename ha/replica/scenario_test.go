@@ -1702,6 +1702,7 @@ func TestLargerCopy(t *testing.T) {
 		s.stores[1].Size = has * blockLen
 		s.cfg.Unit, s.cfg.Copying = granuleLen, 3
 		s.Blocks(blockLen)
+		s.CompareFirst(10)
 		s.tell(2, Hello{Version: s.view.Version, Stream: newStream(2), Memory: true, Sizes: s.sizes()})
 		ack := func(id ID, durable uint64) []Action {
 			return s.tell(id, Ack{Stream: newStream(id), Received: s.log.last(), Applied: s.log.last(), Durable: durable})
@@ -1716,6 +1717,8 @@ func TestLargerCopy(t *testing.T) {
 					t.Errorf("%+v, and %d bytes lie behind the end", a, behind)
 				}
 				all = append(all, s.do(Done{ID: a.ID, Failed: refuses && a.Behind < a.Len})...)
+			case Hash:
+				t.Errorf("%+v is compared, and this node has not all of it", a)
 			case Send:
 				if l, ok := a.Msg.(Lend); ok && l.Off+l.Len > end {
 					t.Errorf("%+v is asked of another one, whose store ends before that", l)

@@ -150,18 +150,28 @@ func (c *Core) checkAgain(k *check) {
 	}
 }
 
-// hashed takes a member's hash. A copy outside S may have got the range after that place in the order; once it is a
-// member the check has another place.
+// hashed takes a hash. For a comparison of members that of a copy outside S does not count, for it may have got the range after that place in the order; once it
+// is a member the check has another place.
 func (c *Core) hashed(from ID, seq uint64, d Digest, failed bool) {
-	if c.role != Primary || c.verify == nil || !c.view.InSync.Has(from) {
+	if c.role != Primary {
 		return
 	}
-	for _, k := range c.verify.checks {
-		if k.seq == seq {
-			k.got, k.digest[from] = k.got.With(from), d
-			if failed {
-				k.failed = k.failed.With(from)
+	take := func(checks []*check) {
+		for _, k := range checks {
+			if k.seq == seq {
+				k.got, k.digest[from] = k.got.With(from), d
+				if failed {
+					k.failed = k.failed.With(from)
+				}
 			}
+		}
+	}
+	if c.verify != nil && c.view.InSync.Has(from) {
+		take(c.verify.checks)
+	}
+	for id := range c.peer {
+		if p := &c.peer[id]; p.stream != 0 && p.outside && (from == c.cfg.Self || from == ID(id)) {
+			take(p.checks)
 		}
 	}
 }
