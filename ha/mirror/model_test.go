@@ -135,37 +135,17 @@ func runModel(t *testing.T, nodes int, device func() (rdma.Device, string), r *r
 	l.flips = r.IntN(2) == 0
 	l.seed = r.Uint64()
 	l.begin()
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	workers := make([]*worker, 4)
-	values := &counter{}
-	for i := range workers {
-		w := &worker{l: l, r: rand.New(rand.NewPCG(r.Uint64(), 0)), values: values}
-		for b := range 6 {
-			w.blocks = append(w.blocks, int64(b)*64<<10+int64(i)*workBlock)
-			w.may = append(w.may, []uint64{0})
+	workers, end := l.hosts(r, time.Duration(rounds.Of(5, 20))*time.Millisecond, func(i int) (blocks []int64) {
+		for b := range int64(6) {
+			blocks = append(blocks, b*64<<10+int64(i)*workBlock)
 		}
-		workers[i] = w
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(time.Duration(w.r.IntN(rounds.Of(5000, 20000))) * time.Microsecond):
-				}
-				if err := w.step(); err != nil {
-					t.Errorf("%v", err)
-					return
-				}
-			}
-		})
-	}
+		return blocks
+	})
 	faults := rounds.Of(5, 2)
 	for range faults {
 		l.fault(r)
 	}
-	close(stop)
-	wg.Wait()
+	end()
 	l.mu.Lock()
 	l.flips = false
 	l.mu.Unlock()
@@ -194,6 +174,37 @@ func runModel(t *testing.T, nodes int, device func() (rdma.Device, string), r *r
 				break
 			}
 		}
+	}
+}
+
+// hosts lets four hosts work on blocks of their own, with pauses of up to most, and returns what ends them.
+func (l *lab) hosts(r *rand.Rand, most time.Duration, blocksOf func(host int) []int64) (workers []*worker, end func()) {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	values := &counter{}
+	for i := range 4 {
+		w := &worker{l: l, r: rand.New(rand.NewPCG(r.Uint64(), 0)), values: values, blocks: blocksOf(i)}
+		for range w.blocks {
+			w.may = append(w.may, []uint64{0})
+		}
+		workers = append(workers, w)
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Duration(w.r.Int64N(int64(most)))):
+				}
+				if err := w.step(); err != nil {
+					l.t.Errorf("%v", err)
+					return
+				}
+			}
+		})
+	}
+	return workers, func() {
+		close(stop)
+		wg.Wait()
 	}
 }
 
