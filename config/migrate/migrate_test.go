@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"oneshot/config"
+	nvmeauth "oneshot/nvme/auth"
 )
 
 var update = flag.Bool("update", false, "write the .want files anew")
@@ -357,6 +358,23 @@ func TestImportNoPatterns(t *testing.T) {
 			if c.Subsystems[i].Admits("nqn.2014-08.org.nvmexpress:stranger") {
 				t.Errorf("%s: a stranger is admitted to %s", name, c.Subsystems[i].NQN)
 			}
+		}
+	}
+}
+
+// A host that is named twice has its secret, wherever that stands.
+func TestImportHostTwice(t *testing.T) {
+	const nqn = "nqn.2014-08.org.nvmexpress:a"
+	secret := nvmeauth.NewSecret(0)
+	keyed, bare := `{"nqn": "`+nqn+`", "attr": {"dhchap_key": "`+secret.Text()+`"}}`, `{"nqn": "`+nqn+`"}`
+	for _, hosts := range []string{keyed + "," + bare, bare + "," + keyed} {
+		r, err := Import("x", []byte(`{"hosts": [`+hosts+`], "ports": [{"portid": 1, "addr": {"trtype": "tcp", "traddr": "192.0.2.1", "trsvcid": "4420"}, "subsystems": ["nqn.2026-11.example:one"]}],
+			"subsystems": [{"nqn": "nqn.2026-11.example:one", "allowed_hosts": ["`+nqn+`"]}]}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, err := config.Parse("x.yaml", r.YAML); err != nil || c.Subsystems[0].AuthOf(nqn) == nil {
+			t.Errorf("%v\n%s", err, r.YAML)
 		}
 	}
 }

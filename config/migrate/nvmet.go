@@ -85,7 +85,9 @@ func (m *model) readNVMET(data []byte) error {
 	at := m.nvmetPorts(c.Ports)
 	hosts := make(map[string]host)
 	for _, h := range c.Hosts {
-		hosts[h.NQN] = m.nvmetHost(&h)
+		if out := m.nvmetHost(&h); out.secret != "" || hosts[h.NQN].secret == "" { // what is named twice keeps what is said of it once
+			hosts[h.NQN] = out
+		}
 	}
 	for i := range c.Subsystems {
 		m.nvmetSubsystem(&c.Subsystems[i], at, hosts)
