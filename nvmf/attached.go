@@ -1,6 +1,8 @@
 package nvmf
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -51,6 +53,53 @@ func (a *attached) identified() {
 		defer s.mu.Unlock()
 		a.knows(a.ns.disk())
 	}
+}
+
+// taken is what a host took numbers for whose controller has ended: when it comes again it goes on with its commands before it asks.
+type taken struct {
+	hostNQN string
+	hostID  [16]byte
+	disks   map[uint32]disk
+}
+
+// maxTaken bounds the hosts that are remembered.
+const maxTaken = 256
+
+// takenBy is what the host of c, which has just connected, takes numbers for, as far as that is known. mu is held.
+func (s *Subsystem) takenBy(c *Controller) map[uint32]disk {
+	all := make(map[uint32]disk)
+	for i := range s.taken {
+		if s.taken[i].hostNQN == c.hostNQN && s.taken[i].hostID == c.hostID {
+			maps.Copy(all, s.taken[i].disks)
+		}
+	}
+	for _, o := range s.controllers { // one of them may have lost its host, and not know that yet
+		if o == c || o.hostNQN != c.hostNQN || o.hostID != c.hostID {
+			continue
+		}
+		for _, a := range *o.attached.Load() {
+			if _, has := all[a.nsid]; !has || a.known != a.ns.disk() {
+				all[a.nsid] = a.known
+			}
+		}
+	}
+	return all
+}
+
+// keepTaken remembers what the host of a controller that ends takes numbers for. mu is held.
+func (s *Subsystem) keepTaken(c *Controller) {
+	t := taken{c.hostNQN, c.hostID, make(map[uint32]disk)}
+	for _, a := range *c.attached.Load() {
+		t.disks[a.nsid] = a.known
+	}
+	if len(t.disks) == 0 {
+		return
+	}
+	s.taken = slices.DeleteFunc(s.taken, func(o taken) bool { return o.hostNQN == c.hostNQN && o.hostID == c.hostID })
+	if len(s.taken) == maxTaken {
+		s.taken = slices.Delete(s.taken, 0, 1)
+	}
+	s.taken = append(s.taken, t)
 }
 
 // anaGroup is the namespace of a number, whichever it is: hosts remember its state by that.
@@ -107,6 +156,10 @@ func (c *Controller) setAttached(list []Shown) {
 	if c.barred.Load() {
 		list = nil
 	}
+	var takes map[uint32]disk
+	if !c.reaches {
+		takes = c.sub.takenBy(c)
+	}
 	old := *c.attached.Load()
 	now := make([]*attached, 0, len(list))
 	for _, x := range list {
@@ -121,8 +174,8 @@ func (c *Controller) setAttached(list []Shown) {
 			a.knows(old[i].known)
 		case c.reaches:
 			a.knows(disk{})
-		default: // a host that connects asks
-			a.known = x.Namespace.disk()
+		default: // if nothing else is known, a host that connects asks
+			a.knows(cmp.Or(takes[x.NSID], x.Namespace.disk()))
 		}
 		now = append(now, a)
 	}

@@ -245,6 +245,51 @@ func TestReplacedUnderHost(t *testing.T) {
 	p.io.must(rw(nvme.Read, 1), 512, nil, false)
 }
 
+// A host that comes again goes on with its commands before it asks: those reach no disk that has come under the number meanwhile, whether its former
+// controller has ended or not.
+func TestReplacedBetweenControllers(t *testing.T) {
+	for _, ended := range []bool{true, false} {
+		x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+		y.ns.uuid[0]++
+		t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 1}}) })
+		p := x.party(1, 1)
+		if ended {
+			p.io.lose()
+			p.admin.lose()
+		}
+		x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: y.ns}})
+		p = x.party(1, 1)
+		if a := p.io.do(rw(nvme.Read, 1), 512, nil, false); a.Status != nvme.InvalidNamespace|nvme.DNR {
+			t.Errorf("ended %v: %v", ended, a.Status)
+		}
+		p.admin.identify(1)
+		p.io.must(rw(nvme.Read, 1), 512, nil, false)
+		x.party(1, 2).io.must(rw(nvme.Read, 1), 512, nil, false) // of this one nothing is known
+		p.io.lose()
+		p.admin.lose()
+		if ended {
+			x.party(1, 1).io.must(rw(nvme.Read, 1), 512, nil, false)
+		}
+	}
+}
+
+// Of so many hosts and no more it is remembered what they took numbers for.
+func TestManyHostsRemembered(t *testing.T) {
+	x := newTarget(t, nil, false)
+	c := &Controller{sub: x.sub}
+	c.attached.Store(&[]*attached{{ns: x.ns, nsid: 1}})
+	x.sub.mu.Lock()
+	defer x.sub.mu.Unlock()
+	for i := range 2 * maxTaken {
+		c.hostID = [16]byte{byte(i), byte(i >> 8)}
+		x.sub.keepTaken(c)
+		x.sub.keepTaken(c)
+	}
+	if len(x.sub.taken) != maxTaken || x.sub.taken[maxTaken-1].hostID != c.hostID {
+		t.Errorf("%d are", len(x.sub.taken))
+	}
+}
+
 // A Connect that has found a subsystem which is removed, or admits the host no more, before there is a controller makes none: nobody would
 // end it.
 func TestConnectMeetsChange(t *testing.T) {

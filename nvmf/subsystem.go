@@ -52,6 +52,7 @@ type Subsystem struct {
 	lastID      uint16                   // of the last controller
 	masks       map[noticeKey]uint32     // of reservation notifications, of hosts with controllers; guarded by mu
 	waiting     []*Task                  // those with Task.waits; guarded by mu
+	taken       []taken                  // the oldest first; guarded by mu
 
 	dirtyMu   sync.Mutex  // a leaf
 	dirty     []uint32    // namespaces of whose changes hosts are to be told; guarded by dirtyMu
@@ -282,6 +283,7 @@ func (t *Task) goOn() {
 func (s *Subsystem) remove(c *Controller) {
 	s.mu.Lock()
 	delete(s.controllers, c.id)
+	s.keepTaken(c)
 	last := true
 	for _, o := range s.controllers {
 		last = last && o.hostID != c.hostID
