@@ -133,10 +133,15 @@ func quorum(cfg *replica.Config, v *replica.View) int { return min(cfg.Quorum, v
 // underWay is how long after a power cut others may still act on what the node has told before.
 const underWay = 50 * time.Millisecond
 
-// hasLost says whether a node lost its power after a floor was there, or a moment before while it held what the floor is: who was told
-// that it does tells the host a moment later. It may lack what was not flushed.
+// hasLost says whether a node lost its power after a floor was there, or before, while it held what the floor is: a moment before, for who was told that it does
+// tells the host a moment later; and, as long as it is off, 2/5 of SlowCopy before, for a primary that was cut off from it takes in for so long whom it has
+// heard last. Nobody can tell that from a loss behind the floor. It may lack what was not flushed.
 func (n *node) hasLost(f *floor) bool {
-	return n.wasAt != 0 && (n.wasAt >= f.at || n.wasAt >= f.at-underWay && n.cutOff != nil && isIn(n.cutOff, f.pos))
+	acts := underWay
+	if n.core == nil {
+		acts = n.cfg.SlowCopy * 2 / 5
+	}
+	return n.wasAt != 0 && (n.wasAt >= f.at || n.wasAt >= f.at-acts && n.cutOff != nil && isIn(n.cutOff, f.pos))
 }
 
 // lost counts the members that have.
