@@ -95,6 +95,46 @@ func (d *Dir) File(name string) *File {
 	return &File{dir: d, path: filepath.Join(d.path, url.PathEscape(name)+fileSuffix)}
 }
 
+// Rename calls the state and the journal of one name by another, durably. What that name has already is newer, and stays. Nobody may use either
+// meanwhile. After a crash or an error a part of it may be done, and it can be done again.
+func (d *Dir) Rename(from, to string) error {
+	from, to = filepath.Join(d.path, url.PathEscape(from)), filepath.Join(d.path, url.PathEscape(to))
+	hasState, err := d.has(to + fileSuffix)
+	hasJournal, journalErr := d.has(to + journalSuffix)
+	err = errors.Join(err, journalErr)
+	if err == nil {
+		err = d.move(from+journalSuffix, to+journalSuffix, hasState || hasJournal)
+	}
+	if err == nil { // with it the journal would count as newer, so it comes last
+		err = d.move(from+fileSuffix, to+fileSuffix, hasState)
+	}
+	if err != nil {
+		return fmt.Errorf("the state file %s cannot be called %s: %w", from+fileSuffix, filepath.Base(to)+fileSuffix, err)
+	}
+	return nil
+}
+
+// move renames a file if it is there, or removes it if it is old.
+func (d *Dir) move(from, to string, isOld bool) error {
+	_, err := d.fs.ReadFile(from)
+	switch {
+	case err == nil && isOld:
+		err = d.fs.Remove(from)
+	case err == nil:
+		err = d.fs.Rename(from, to)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) && d.doubt.Load() {
+		err = d.sync()
+	}
+	return ignoreMissing(err)
+}
+
+// has reports whether there is a file.
+func (d *Dir) has(path string) (bool, error) {
+	_, err := d.fs.ReadFile(path)
+	return err == nil, ignoreMissing(err)
+}
+
 // File is one state. Its methods may be called from any goroutine.
 type File struct {
 	dir  *Dir

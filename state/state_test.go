@@ -385,3 +385,61 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestRename: a crash between any two steps of it leaves what it can be done again with. What the new name has is newer; what the old one has is gone.
+func TestRename(t *testing.T) {
+	type kept struct{ state, write string }
+	for _, c := range []struct{ from, to, want kept }{
+		{kept{"a", "b"}, kept{}, kept{"a", "b"}},
+		{kept{"a", ""}, kept{}, kept{"a", ""}},
+		{kept{"", "b"}, kept{}, kept{"", "b"}},
+		{kept{}, kept{"c", "d"}, kept{"c", "d"}},
+		{kept{"a", "b"}, kept{"c", "d"}, kept{"c", "d"}},
+		{kept{"a", "b"}, kept{"c", ""}, kept{"c", ""}},
+		{kept{"a", "b"}, kept{"", "d"}, kept{"a", "d"}},
+	} {
+		for _, powerCut := range []bool{false, true} {
+			ended := false
+			for steps := 0; !ended; steps++ {
+				fsys := newCrashFS()
+				d, err := open(fsys, "dir")
+				if err != nil {
+					t.Fatal(err)
+				}
+				for name, k := range map[string]kept{"older": c.from, "newer": c.to} {
+					if err := d.File(name).Save([]byte(k.state)); err != nil {
+						t.Fatal(err)
+					}
+					if k.write != "" {
+						if err := d.Journal(name).Begin(0, []byte(k.write)); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				if fsys.steps = steps; steps > 20 {
+					t.Fatal("Rename does not end")
+				}
+				ended = d.Rename("older", "newer") == nil
+				left := fsys.after(powerCut)
+				if d, err = open(left, "dir"); err != nil {
+					t.Fatal(err)
+				}
+				if !ended {
+					if err := d.Rename("older", "newer"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				state, err := d.File("newer").Load()
+				_, write, writeErr := d.Journal("newer").Pending()
+				if got := (kept{string(state), string(write)}); err != nil || writeErr != nil || got != c.want {
+					t.Errorf("%q and %q, crash at step %d, power cut %v: %q, %v, %v", c.from, c.to, steps, powerCut, got, err, writeErr)
+				}
+				for path := range left.now {
+					if strings.Contains(path, "older") {
+						t.Errorf("%q and %q, crash at step %d, power cut %v: there is %s", c.from, c.to, steps, powerCut, path)
+					}
+				}
+			}
+		}
+	}
+}
