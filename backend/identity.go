@@ -1,6 +1,9 @@
 package backend
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Identity names the bytes of a store, whatever the store is called and by whichever path it was
 // opened: two open stores with one identity show the same bytes. It is made of what outlives a
@@ -17,17 +20,30 @@ func Passing(id string) Identity { return Identity(passing + id) }
 // Lasts reports whether the identity outlives that, so that something can be kept under its name.
 func (i Identity) Lasts() bool { return i != "" && !strings.HasPrefix(string(i), passing) }
 
-// Identifier is a store that knows its identity, which does not change while it is open.
+// Identifier is a store that knows its identity.
 type Identifier interface {
 	Store
-	Identity() Identity
+	// Identities returns the identity of the store, and after it those that it has with an older kernel, so that what was kept under one of them is
+	// found. They do not change while it is open. It returns none if the store has no identity.
+	Identities() []Identity
+}
+
+// IdentitiesOf returns the identity of s, and after it those that it has with an older kernel. A store in memory has none.
+func IdentitiesOf(s Store) []Identity {
+	if i, ok := As[Identifier](s); ok {
+		return i.Identities()
+	}
+	return nil
 }
 
 // IdentityOf returns the identity of s, or the empty one of a store that has none: one in memory
 // is known only by itself.
 func IdentityOf(s Store) Identity {
-	if i, ok := As[Identifier](s); ok {
-		return i.Identity()
+	if ids := IdentitiesOf(s); len(ids) > 0 {
+		return ids[0]
 	}
 	return ""
 }
+
+// Is reports whether s is the store of that identity, which was kept, perhaps with an older kernel.
+func Is(s Store, kept Identity) bool { return slices.Contains(IdentitiesOf(s), kept) }

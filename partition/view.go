@@ -38,13 +38,13 @@ func (v *View) Pass(a backend.Ability) backend.Store {
 	return nil
 }
 
-// Identity is made of the partition's UUID. It lasts if the bytes of the store below do.
-func (v *View) Identity() backend.Identity {
+// Identities is made of the partition's UUID. It lasts if the bytes of the store below do.
+func (v *View) Identities() []backend.Identity {
 	id := IdentityOf(v.uuid)
-	if backend.IdentityOf(v.set.store).Lasts() {
-		return id
+	if !backend.IdentityOf(v.set.store).Lasts() {
+		id = backend.Passing(string(id))
 	}
-	return backend.Passing(string(id))
+	return []backend.Identity{id}
 }
 
 // IdentityOf returns the identity of a partition, if its bytes last.

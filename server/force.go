@@ -193,13 +193,11 @@ func (f *Force) isDisk(name, identity string) bool {
 	if c == nil {
 		return true
 	}
-	var now backend.Identity
-	var err error
 	if c.Type == config.StoreFile {
-		now, err = file.IdentityOf(c.File.Path)
-	} else {
-		now, err = device.IdentityOf(c.Device.Path)
+		ids, err := file.IdentitiesOf(c.File.Path)
+		return err == nil && slices.Contains(ids, backend.Identity(identity))
 	}
+	now, err := device.IdentityOf(c.Device.Path)
 	return err == nil && string(now) == identity
 }
 

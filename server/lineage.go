@@ -175,6 +175,9 @@ func (m *member) joinLineage(name string, dir *quorum.Dir, record *quorum.Store,
 			return own, err
 		}
 		disk := string(backend.IdentityOf(copied))
+		if kept != nil && backend.Is(copied, backend.Identity(kept.Disk)) {
+			disk = kept.Disk // mirror.Open renames it, and completes what its journal has under this name
+		}
 		if kept != nil && kept.Disk != disk && !o.Other {
 			return own, fmt.Errorf("the disk of this copy, %s, is not the one with which target ha force has had the mirror go on, %s: start with that one; if it is lost, run target ha force %s for the one that is here", disk, kept.Disk, name)
 		}

@@ -84,7 +84,7 @@ func (m *member) openMirror(c *config.Store, o opening) (*mirrored, error) {
 
 func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o opening) (*mirrored, error) {
 	log := o.log
-	record, _, err := readRecord(dir)
+	record, noted, err := readRecord(dir)
 	isKnown := err == nil
 	switch {
 	case isKnown:
@@ -123,6 +123,11 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	}
 	if !backend.IdentityOf(store).Lasts() {
 		return fail(errors.New("the copy has no name by which it is known after a restart: use a file on a local file system, or a device with a WWID, such as one of device-mapper or md"))
+	}
+	if identity := backend.IdentityOf(store); isKnown && noted != identity && backend.Is(store, noted) { // by an older kernel
+		if err := writeRecord(dir, record, identity); err != nil {
+			return fail(err)
+		}
 	}
 	if !isKnown {
 		had, err := o.inherit(store)
@@ -352,7 +357,10 @@ func (o *opening) inherit(copied backend.Store) (had inherited, err error) {
 	if o.state == nil {
 		return had, nil
 	}
-	name := volumeName("", backend.IdentityOf(copied))
+	name, err := stateName(o.state, "", copied)
+	if err != nil {
+		return had, err
+	}
 	file := o.state.File(name)
 	had.reservations, had.forget, err = volume.Inherit(copied, file, o.state.Journal(name), o.log)
 	if errors.Is(err, volume.ErrSanitize) {
@@ -379,7 +387,6 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 	defer cancel()
 	key := quorum.Key{Kind: quorum.KindStore, Name: c.Name}
 	info, first := copied.Info(), c.Mirror.Copies[0].Node
-	identity := backend.IdentityOf(copied)
 	for s == nil {
 		r, err := m.node.Get(ctx, key)
 		switch {
@@ -394,7 +401,7 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 				return nil, fmt.Errorf("the mirror %s is to have %s, and the copy of this node, with which it begins, has %s in blocks of %d bytes: write a size that it has, or use a larger disk",
 					c.Name, config.FormatSize(c.Size), config.FormatSize(info.Size), info.BlockSize)
 			}
-			if err := m.isFree(c.Name, identity); err != nil {
+			if err := m.isFree(c.Name, copied); err != nil {
 				return nil, err
 			}
 			made := &quorum.Store{
@@ -430,7 +437,7 @@ func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store
 			return nil, err
 		}
 	}
-	return s, writeRecord(dir, s, identity)
+	return s, writeRecord(dir, s, backend.IdentityOf(copied))
 }
 
 const recordAgain = 200 * time.Millisecond
@@ -465,7 +472,7 @@ func (m *member) fitsNow(noted *quorum.Store, c *config.Store) error {
 }
 
 // isFree refuses to begin a mirror with the copy of another one: that copy may lack what others have.
-func (m *member) isFree(name string, identity backend.Identity) error {
+func (m *member) isFree(name string, copied backend.Store) error {
 	list, err := os.ReadDir(filepath.Join(m.state, mirrorsDir))
 	if err != nil {
 		return err
@@ -475,7 +482,7 @@ func (m *member) isFree(name string, identity backend.Identity) error {
 		if err != nil || e.Name() == name {
 			continue
 		}
-		if _, other, err := decodeRecord(b); err == nil && other == identity {
+		if _, other, err := decodeRecord(b); err == nil && backend.Is(copied, other) {
 			return fmt.Errorf("the copy belongs to the mirror %s: call the mirror so again; or, if this node has all of its bytes, remove %s to begin another mirror with them",
 				e.Name(), filepath.Join(m.state, mirrorsDir, e.Name()))
 		}
@@ -485,8 +492,8 @@ func (m *member) isFree(name string, identity backend.Identity) error {
 
 // isNoCopy refuses a disk that others may write to past the mirror whose copy it is: the mirror would not notice, and show one node's bytes or
 // another's when it is in the configuration again.
-func (m *member) isNoCopy(identity backend.Identity) error {
-	if !identity.Lasts() { // no copy has such a one
+func (m *member) isNoCopy(s backend.Store) error {
+	if !backend.IdentityOf(s).Lasts() { // no copy has such a one
 		return nil
 	}
 	dirs, err := mirrorDirs(m.state)
@@ -495,7 +502,7 @@ func (m *member) isNoCopy(identity backend.Identity) error {
 	}
 	for _, path := range dirs {
 		kept, err := mirror.Inspect(quorum.LookInto(path)) // of mirrors that are open, too
-		if err == nil && kept != nil && kept.Disk == string(identity) {
+		if err == nil && kept != nil && backend.Is(s, backend.Identity(kept.Disk)) {
 			return fmt.Errorf("it is the copy of the mirror %s on this node, and what is written to it alone makes the copies differ: set readonly to true; or, if the mirror is given up, remove %s",
 				filepath.Base(path), path)
 		}

@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/backend/file"
 	"oneshot/backend/memory"
 	"oneshot/config"
+	"oneshot/ha/mirror"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/mgmt"
@@ -120,6 +122,88 @@ func TestStatusOfAnotherDisk(t *testing.T) {
 	}
 }
 
+// onOlderKernel is a file that has only the identity which an older kernel gives it: where the tests run with such a one it is the only one.
+type onOlderKernel struct{ *file.Store }
+
+func (s onOlderKernel) Identities() []backend.Identity {
+	ids := s.Store.Identities()
+	return ids[len(ids)-1:]
+}
+
+// TestCopyOfOlderKernel: what a node has kept of its copy with an older kernel, which names files otherwise, is found with a newer one, and kept by the
+// newer name from then on.
+func TestCopyOfOlderKernel(t *testing.T) {
+	open := fileStore.open
+	defer func() { fileStore.open = open }()
+	for _, forced := range []bool{false, true} {
+		fileStore.open = func(c *config.Store, o opening) (backend.Store, error) {
+			s, err := open(c, o)
+			if err != nil {
+				return nil, err
+			}
+			return onOlderKernel{s.(*file.Store)}, nil
+		}
+		text, on := mirrorOn(t)
+		cfg := on(text)
+		s := newServer(t, cfg)
+		m := primary(t, s)
+		older, now := backend.IdentityOf(m.copied), backend.IdentityOf(m.copied.(onOlderKernel).Store)
+		if err := doNow(m, backend.Op{Kind: backend.Write, Flags: backend.FUA, Len: 4096, Segs: [][]byte{bytes.Repeat([]byte{0xa5}, 4096)}}); err != nil {
+			t.Fatal(err)
+		}
+		shutdown(t, s)
+		keeps := func(want backend.Identity) {
+			t.Helper()
+			dir, err := quorum.OpenDir(filepath.Join(s.member.state, mirrorsDir, "d"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, noted, err := readRecord(dir)
+			kept, keptErr := mirror.Inspect(dir)
+			if err := errors.Join(err, keptErr, dir.Close()); err != nil || noted != want || kept.Disk != string(want) {
+				t.Errorf("the record is of %q, the metadata are of %q, %v; want %q", noted, kept.Disk, err, want)
+			}
+		}
+		keeps(older)
+
+		fileStore.open = open
+		ordinary := strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "{type: file, path: a.img, node: a}", "{iqn:", "{node: a, iqn:").Replace(text)
+		renamed := strings.NewReplacer("{d: ", "{e: ", "0: d", "0: e").Replace(text)
+		for text, why := range map[string]string{ordinary: "it is the copy of the mirror d", renamed: "the copy belongs to the mirror d"} {
+			if s, err := New(on(text), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
+				t.Errorf("%v; want that %s", err, why)
+				if err == nil {
+					shutdown(t, s)
+				}
+			}
+		}
+		if forced {
+			dir, err := quorum.OpenDir(cfg.Cluster.State)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := PlanForce(t.Context(), cfg, dir, "d")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := &f.Mirrors[0]; p.Unknown || !p.WasInSync {
+				t.Errorf("target ha force says %+v", p)
+			}
+			_, err = f.Do(t.Context())
+			if err := errors.Join(err, f.dir.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = newServer(t, cfg)
+		primary(t, s)
+		if c := s.clusterStatus().Mirrors[0].Copies[0]; c.State != mgmt.CopyInSync || c.Reason != "" {
+			t.Errorf("the copy: %+v", c)
+		}
+		shutdown(t, s)
+		keeps(now)
+	}
+}
+
 // TestStatusOfAMirrorGivenUp: a mirror that no configuration has any more is served by nobody, though the nodes had agreed who is its primary.
 func TestStatusOfAMirrorGivenUp(t *testing.T) {
 	text, on := mirrorOn(t)
@@ -181,7 +265,8 @@ func TestInherits(t *testing.T) {
 	name := ""
 	kept := func(s *Server) access.State {
 		for _, open := range s.units.stores {
-			name = volumeName("", open.identity)
+			ids := backend.IdentitiesOf(open.volume.Store())
+			name = volumeName("", ids[len(ids)-1]) // as with an older kernel, if the file has another one there
 			return open.volume.Access().State()
 		}
 		return access.State{}

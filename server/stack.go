@@ -144,7 +144,7 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 			b.made = append(b.made, u)
 		}
 		if err == nil && b.member != nil && c.Type != config.StoreMirror && !c.ReadOnly {
-			if err = b.member.isNoCopy(backend.IdentityOf(s)); err != nil {
+			if err = b.member.isNoCopy(s); err != nil {
 				err, b.made = abandon(s, b.made, err), nil
 			}
 		}

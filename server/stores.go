@@ -133,7 +133,11 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	if other := u.sameBytes(identity); other != "" {
 		return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other, identity))
 	}
-	cfg := u.volumeConfig(c, store, volumeName(medium(c), identity), log)
+	name, err := stateName(u.state, medium(c), store)
+	if err != nil {
+		return nil, abandon(store, made, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err))
+	}
+	cfg := u.volumeConfig(c, store, name, log)
 	m, moves := store.(*mirrored)
 	if moves { // what this node keeps would be worth nothing on another one
 		cfg.Keeper, cfg.Journal = nil, nil
@@ -184,6 +188,19 @@ func volumeName(medium string, identity backend.Identity) string {
 	}
 	sum := sha256.Sum256([]byte(identity))
 	return "volume-" + hex.EncodeToString(sum[:10])
+}
+
+// stateName is volumeName of a store. What dir, if there is one, has by a name that the store has with an older kernel is found by this one from now on.
+func stateName(dir *state.Dir, medium string, s backend.Store) (string, error) {
+	name := volumeName(medium, backend.IdentityOf(s))
+	for _, id := range backend.IdentitiesOf(s) {
+		if older := volumeName(medium, id); dir != nil && older != name {
+			if err := dir.Rename(older, name); err != nil {
+				return "", err
+			}
+		}
+	}
+	return name, nil
 }
 
 // formerLUN is a LUN in the terms of earlier versions, which named its state by its serial number.

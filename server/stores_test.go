@@ -294,7 +294,7 @@ func TestListenAdvice(t *testing.T) {
 // identified is a store with an identity.
 type identified struct{ backend.Store }
 
-func (identified) Identity() backend.Identity { return "one" }
+func (identified) Identities() []backend.Identity { return []backend.Identity{"one"} }
 
 // Two stores that turn out to have the same bytes would be two volumes, and the locks and reservations of
 // one would not hold for the other. The server refuses that, and names the place in the file.

@@ -13,10 +13,10 @@ import (
 
 var _ backend.Identifier = (*Store)(nil)
 
-// Identity names the device: by what its medium is called for good, if it is (a WWID, the UUID of
+// Identities names the device: by what its medium is called for good, if it is (a WWID, the UUID of
 // a device-mapper or md device), and otherwise by its number, which is the same until the device
 // goes or the machine restarts.
-func (s *Store) Identity() backend.Identity { return s.identity }
+func (s *Store) Identities() []backend.Identity { return []backend.Identity{s.identity} }
 
 // IdentityOf returns the identity that a store on the device at path has.
 func IdentityOf(path string) (backend.Identity, error) {

@@ -133,13 +133,12 @@ func (s *Store) Info() backend.Info {
 	return info
 }
 
-// Identity is that of the store below, and the offset.
-func (s *Store) Identity() backend.Identity {
-	id := backend.IdentityOf(s.inner)
-	if id == "" {
-		return ""
+// Identities are those of the store below, and the offset.
+func (s *Store) Identities() (ids []backend.Identity) {
+	for _, id := range backend.IdentitiesOf(s.inner) {
+		ids = append(ids, backend.Identity(fmt.Sprintf("%s@%d", id, s.off)))
 	}
-	return backend.Identity(fmt.Sprintf("%s@%d", id, s.off))
+	return ids
 }
 
 // Pass says that batches are started in the store below, which also flushes by itself if it does. It passes no Metering: the space that the

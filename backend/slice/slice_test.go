@@ -195,8 +195,13 @@ func TestResize(t *testing.T) {
 func TestAbilities(t *testing.T) {
 	inner := newFile(t, file.Config{Size: 4 << 20, Sparse: true})
 	a, b := mustSlice(t, inner, 0, 1<<20), mustSlice(t, inner, 1<<20, 1<<20)
-	if x, y := backend.IdentityOf(a), backend.IdentityOf(b); x == "" || x == y || x == inner.Identity() {
+	if x, y := backend.IdentityOf(a), backend.IdentityOf(b); x == "" || x == y || x == backend.IdentityOf(inner) {
 		t.Errorf("identities %q and %q", x, y)
+	}
+	for i, id := range backend.IdentitiesOf(inner) {
+		if got := backend.IdentitiesOf(b); i >= len(got) || got[i] != id+"@1048576" {
+			t.Errorf("of a store %q a slice is %q", backend.IdentitiesOf(inner), got)
+		}
 	}
 	if x, ok := backend.As[backend.Batcher](a); !ok || x != inner {
 		t.Error("batches are not started in the store below")

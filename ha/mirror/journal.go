@@ -139,8 +139,23 @@ func (j *journal) close() {
 // until there is something else to keep.
 func (j *journal) complete(s backend.Store) error {
 	disk, list, err := pendingIn(j.fsys)
-	if err != nil || len(list) == 0 || disk != j.disk {
+	if err != nil || len(list) == 0 {
 		return err
+	}
+	kept, err := Inspect(j.fsys)
+	if err != nil {
+		return err
+	}
+	was := j.disk
+	if kept != nil && backend.Is(s, backend.Identity(kept.Disk)) {
+		was = kept.Disk // perhaps by an older kernel
+	}
+	switch disk {
+	case was:
+	case j.disk: // an older kernel has not known this disk since, and then all of it was brought level
+		return j.save(nil)
+	default:
+		return nil
 	}
 	for _, k := range list {
 		if err := do(s, backend.Op{Kind: backend.Write, Flags: backend.FUA, Off: k.off, Len: int64(len(k.data)), Segs: [][]byte{k.data}}); err != nil {

@@ -94,6 +94,11 @@ type Doubt struct {
 // could not be made durable.
 func (m *Mirror) recognize(meta *metadata) error {
 	meta.found = string(backend.IdentityOf(m.opts.Copy))
+	renamed := meta.isOther() && backend.Is(m.opts.Copy, backend.Identity(meta.disk))
+	if renamed {
+		m.opts.Log.Info("the disk of this node's copy has another name with this kernel", "disk", meta.found, "before", meta.disk)
+		meta.disk = meta.found
+	}
 	if meta.isOther() {
 		m.doubt = &Doubt{Was: meta.disk, Found: meta.found}
 		m.opts.Log.Error("the disk of this node's copy is not the one of its metadata: other nodes have to bring all of it level; if this is the only copy in sync, start with the right disk",
@@ -122,8 +127,8 @@ func (m *Mirror) recognize(meta *metadata) error {
 			lost = true
 		}
 	}
-	if lost {
-		meta.saved.Unknown = true
+	meta.saved.Unknown = meta.saved.Unknown || lost
+	if lost || renamed {
 		if err := meta.renew(); err != nil {
 			return err
 		}

@@ -15,22 +15,22 @@ import (
 	"oneshot/ha/replica"
 )
 
-// named is a store with an identity.
+// named is a store with an identity, and perhaps those that it has with older kernels.
 type named struct {
 	backend.Store
-	id backend.Identity
+	ids []backend.Identity
 }
 
-func (n named) Identity() backend.Identity { return n.id }
+func (n named) Identities() []backend.Identity { return n.ids }
 
 // named has the disks of two nodes have identities, which can be changed.
 func (l *lab) named() []backend.Identity {
 	ids := []backend.Identity{"a", "b"}
 	l.wrap = func(s backend.Store) backend.Store {
 		if s == l.nodes[0].disk {
-			return named{s, ids[0]}
+			return named{s, ids[:1]}
 		}
-		return named{s, ids[1]}
+		return named{s, ids[1:]}
 	}
 	return ids
 }
@@ -178,7 +178,7 @@ func TestSetBackStays(t *testing.T) {
 func TestOnlyOtherDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1)
-		id := backend.Identity("right")
+		id := []backend.Identity{"right"}
 		l.wrap = func(s backend.Store) backend.Store { return named{s, id} }
 		l.begin()
 		defer l.end()
@@ -188,7 +188,7 @@ func TestOnlyOtherDisk(t *testing.T) {
 		n.kill()
 		mark := n.metadata().saved.Mark
 		right := n.disk
-		n.disk, id = backendtest.NewDisk(l.size, 512), "wrong"
+		n.disk, id = backendtest.NewDisk(l.size, 512), []backend.Identity{"wrong", "wrong with an older kernel"}
 		n.start()
 		time.Sleep(time.Minute)
 		if s := n.mirror.State(); s.Role == replica.Primary {
@@ -201,9 +201,61 @@ func TestOnlyOtherDisk(t *testing.T) {
 		if now := n.metadata().saved.Mark; now != mark || mark == 0 {
 			t.Errorf("the mark is %d, and was %d", now, mark)
 		}
-		n.disk, id = right, "right"
+		n.disk, id = right, []backend.Identity{"right"}
 		n.start()
 		l.level(n)
+		l.expect(n, 64<<10, want)
+	})
+}
+
+// TestDiskOfOlderKernel: a newer kernel gives the disk another name, and knows the one that it had. The copy is the only one, and goes on; an atomic write
+// that was under way is completed, but not one from before an older kernel has had the copy brought level: it did not know the name of the newer one.
+func TestDiskOfOlderKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1)
+		ids := []backend.Identity{"older"}
+		l.wrap = func(s backend.Store) backend.Store { return named{s, ids} }
+		l.begin()
+		defer l.end()
+		n := l.nodes[0]
+		restart := func(pending string, list []whole, now ...backend.Identity) {
+			n.kill()
+			if j := (journal{fsys: n.files, disk: pending}); list != nil {
+				if err := j.save(list); err != nil {
+					t.Fatal(err)
+				}
+				j.close()
+			}
+			ids = now
+			n.start()
+		}
+		goesOn := func(pending string, list []whole, now ...backend.Identity) {
+			restart(pending, list, now...)
+			l.level(n)
+			if d := n.doubt(); d != nil {
+				t.Errorf("with the names %q the status says %+v of the disk", now, d)
+			}
+			if disk, list, err := pendingIn(n.files); err != nil || len(list) > 0 {
+				t.Errorf("with the names %q the journal has %d writes of disk %s, %v", now, len(list), disk, err)
+			}
+		}
+		want, stale := bytesOf(128<<10, 1), bytesOf(4096, 2)
+		l.written(n, want)
+		goesOn("newer", []whole{{64 << 10, stale}}, "newer", "older")
+		l.expect(n, 64<<10, want)
+		goesOn("", nil, "newer", "older") // it does not come back, either
+		l.expect(n, 64<<10, want)
+		goesOn("newer", []whole{{0, stale}}, "newer")
+		l.expect(n, 0, stale)
+
+		goesOn("newer", []whole{{8192, stale}}, "newest", "newer")
+		l.expect(n, 8192, stale)
+		restart("", nil, "newer")
+		time.Sleep(time.Minute)
+		if d := n.doubt(); d == nil || *d != (Doubt{Was: "newest", Found: "newer"}) {
+			t.Errorf("with an older kernel, which does not tell the name that was kept, the status says %+v of the disk", d)
+		}
+		goesOn("", nil, "newest", "newer")
 		l.expect(n, 64<<10, want)
 	})
 }
