@@ -32,10 +32,13 @@ type floor struct {
 	at      time.Duration
 	acked   pos // answered
 	flushed pos // before a Flush that was answered
+
+	was   pos           // from where it was set back last,
+	wasAt time.Duration // and since when it had been there
 }
 
 // raise: n has answered that a block is at p. Who goes on after a pause answers by what it has heard in it, and since
-// then others may have lost their power, and the block what it had.
+// then others may have lost their power, and the block what it had. So does who answers in a term that is over: what was there before the next term is not there anew.
 func (r *run) raise(n *node, block int, p pos) {
 	f := &r.floors[block]
 	switch {
@@ -43,6 +46,8 @@ func (r *run) raise(n *node, block int, p pos) {
 		return
 	case n.resuming:
 		f.pos, f.at = p, n.since
+	case n.core.State().View.Term < r.view.Term && !f.was.less(p):
+		f.pos, f.at = p, f.wasAt
 	default:
 		f.pos, f.at = p, r.now
 	}
@@ -242,6 +247,7 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 func (r *run) setBack(block int, p pos) {
 	if f := &r.floors[block]; p.less(f.pos) {
 		r.Losses++
+		f.was, f.wasAt = f.pos, f.at
 		f.pos, f.acked = p, p
 	}
 }

@@ -38,3 +38,31 @@ func TestHasLost(t *testing.T) {
 		}
 	}
 }
+
+// TestRaise: what a block is said to have was there before, if who says so is in a term that is over: power cuts behind that excuse those who have lost it.
+func TestRaise(t *testing.T) {
+	const before, now = 40 * time.Second, 41 * time.Second
+	had, left, newer := pos{9, 703}, pos{9, 700}, pos{9, 704}
+	for _, x := range []struct {
+		name   string
+		isOver bool // the term of who answers
+		pos    pos
+		want   time.Duration
+	}{
+		{"in a former term", true, had, before},
+		{"in a former term, something newer", true, newer, now},
+		{"by who has it back", false, had, now},
+	} {
+		r := newRun(Options{Seed: 1})
+		r.setUp()
+		r.now, r.view.Term = now, uint64(b2i(x.isOver))
+		r.floors[0] = floor{pos: had, at: before}
+		r.setBack(0, left)
+		n := r.nodes[0]
+		n.core = new(replica.Core)
+		r.raise(n, 0, x.pos)
+		if f := &r.floors[0]; f.pos != x.pos || f.at != x.want {
+			t.Errorf("%s: %v since %v, want %v", x.name, f.pos, f.at, x.want)
+		}
+	}
+}
