@@ -161,16 +161,16 @@ func (l *LU) Check(ctx context.Context) error { return l.isSame(ctx, l.s) }
 // isSame looks whether the unit in s is l still. An error other than errOther says that nobody knows.
 func (l *LU) isSame(ctx context.Context, s *Session) error {
 	news := s.heardSoFar()
-	_, block, err := s.capacity(ctx, l.lun) // takes unit attentions
-	if err != nil {
-		return err
-	}
-	names, err := s.unitNames(ctx, l.lun)
+	names, err := s.unitNames(ctx, l.lun) // first: the target may give no access before
 	switch {
 	case err != nil:
 		return err
 	case names != l.names:
 		return fmt.Errorf("LUN %d: %w", l.lun, errOther)
+	}
+	switch _, block, err := s.capacity(ctx, l.lun); { // takes unit attentions
+	case err != nil:
+		return err
 	case block != l.block:
 		return fmt.Errorf("LUN %d: %w: it has blocks of %d bytes, not of %d", l.lun, errOther, block, l.block)
 	}

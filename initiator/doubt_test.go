@@ -3,6 +3,7 @@ package initiator_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"syscall"
@@ -56,12 +57,15 @@ func TestOtherDiskToldToOthers(t *testing.T) {
 		}
 		for name, ask := range map[string]func(s *initiator.Session) error{
 			"TEST UNIT READY": func(s *initiator.Session) error {
-				return s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6), Attentions: 8})
+				return refused(s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6), Attentions: 8}))
 			},
-			"TEST UNIT READY, until it does not fail": func(s *initiator.Session) error {
-				for s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6)}) != nil {
+			"TEST UNIT READY, until it has no unit attention": func(s *initiator.Session) error {
+				for {
+					err := s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6)})
+					if e, ok := errors.AsType[*initiator.StatusError](err); !ok || e.Key != 6 {
+						return refused(err)
+					}
 				}
-				return nil
 			},
 			"another user": func(s *initiator.Session) error {
 				u, err := s.LU(t.Context(), 0)
@@ -98,6 +102,14 @@ func TestOtherDiskToldToOthers(t *testing.T) {
 			})
 		}
 	}
+}
+
+// refused expects that err is what the target says to who has known another disk at the LUN.
+func refused(err error) error {
+	if e, ok := errors.AsType[*initiator.StatusError](err); !ok || e.ASC != 0x25 {
+		return fmt.Errorf("the command is not refused: %w", err)
+	}
+	return nil
 }
 
 // A reload that has nothing to do with the disk, but with another LUN, is heard of, and a copy goes on, whatever carries it.

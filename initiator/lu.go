@@ -30,6 +30,9 @@ const attentions = 8
 
 // LU returns the disk with that LUN, after it has become ready.
 func (s *Session) LU(ctx context.Context, lun int) (*LU, error) {
+	if _, err := s.unitNames(ctx, lun); err != nil { // whoever knows another disk there may get no access before
+		return nil, err
+	}
 	if err := s.ready(ctx, lun); err != nil {
 		return nil, err
 	}

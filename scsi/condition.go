@@ -3,13 +3,13 @@ package scsi
 import "oneshot/volume/access"
 
 // A condition of a logical unit refuses most commands: its medium is not there, it is being
-// sanitized, or the target port of the command gives no access to it.
+// sanitized, the target port of the command gives no access to it, or the initiator takes it for another one.
 //
 // Conditions are bits of the word in which reservations say what a nexus may not do, so that
 // a command without trouble looks at all of them with one load.
 
 // What reservations keep from, and the conditions, the one that is reported before others first. All
-// but the last are the volume's.
+// but the last two are the volume's.
 const (
 	denyReads          = uint32(access.Reads)
 	denyWrites         = uint32(access.Writes)
@@ -21,10 +21,11 @@ const (
 	denySanitizing     = uint32(access.Sanitizing)
 	denySanitizeFailed = uint32(access.SanitizeFailed)
 	denyNoMedium       = uint32(access.Free)
+	denyOther          = denyNoMedium << 1 // is reported before all others
 
 	denyReserved   = denyReads | denyWrites | denyMost
 	denyConditions = denyTransition | denyOffline | denyUnavailable | denyStandby |
-		denySanitizing | denySanitizeFailed | denyNoMedium
+		denySanitizing | denySanitizeFailed | denyNoMedium | denyOther
 )
 
 // conditions says which commands pass a condition, and with what others fail.
@@ -33,6 +34,7 @@ var conditions = [...]struct {
 	passes commandFlags
 	code   Sense
 }{
+	{denyOther, anyLUN, senseNoLUN},
 	{denyTransition, passesTransition, senseTransition},
 	{denyOffline, passesUnavailable, Sense{Key: keyNotReady, Code: 0x0412}},
 	{denyUnavailable, passesUnavailable, Sense{Key: keyNotReady, Code: 0x040c}},

@@ -53,6 +53,7 @@ func TestCommandsPerCondition(t *testing.T) {
 		pass  []string
 	}{
 		{"transitioning", denyTransition, 0x2040a, always},
+		{"another disk", denyOther | denyTransition, 0x52500, always[:3]},
 		{"unavailable", denyUnavailable, 0x2040c, unavailable},
 		{"offline", denyOffline, 0x20412, unavailable},
 		{"standby", denyStandby, 0x2040b, standby},

@@ -44,6 +44,9 @@ func (t *Task) inquiry() Next {
 	}
 	for _, v := range vpdPages {
 		if v.code == page {
+			if page == 0x83 {
+				t.itl.identified()
+			}
 			return t.reply(vpd(t.itl.peripheral(), page, v.body(t)), alloc)
 		}
 	}

@@ -17,6 +17,7 @@ type Nexus struct {
 	target    *Target
 	initiator Initiator
 	port      targetPort
+	taken     *taken
 
 	// table holds the logical units that are there, sorted by LUN. It is replaced, never
 	// changed, so that the data path reads it without a lock.
@@ -82,6 +83,7 @@ func (t *Target) NewNexusThrough(tag uint16, initiator Initiator, luns map[uint1
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := &Nexus{target: t, initiator: initiator, port: t.port(tag), most: mem.MaxLease}
+	n.taken = t.takenBy(initiator, n.port.tag)
 	if luns != nil {
 		n.shown = make(map[uint16]uint16, len(luns))
 		for own, theirs := range luns {
@@ -114,11 +116,12 @@ func (n *Nexus) number(lun uint16) (uint16, bool) {
 	return own, ok
 }
 
-// join makes the I_T_L nexus of n with lu.
+// join makes the I_T_L nexus of n with lu. Target.mu is held.
 func (n *Nexus) join(lun, of uint16, lu *LogicalUnit) *itl {
 	i := &itl{nexus: n, lu: lu, lun: lun, of: of, lends: lu.v.Lends()}
 	i.ua.Store(uaPowerOn)
 	lu.addITL(i)
+	i.meet()
 	return i
 }
 

@@ -29,7 +29,8 @@ type Target struct {
 	mu      sync.Mutex // taken before LogicalUnit.mu and itl.mu
 	luns    []lunEntry // guarded by mu; sorted by lun
 	nexuses map[*Nexus]struct{}
-	history // of nexuses that ended; guarded by mu
+	history          // of nexuses that ended; guarded by mu
+	taken   []*taken // guarded by mu
 }
 
 type lunEntry struct {
@@ -119,6 +120,9 @@ func (t *Target) SetLUs(changes []LUChange) {
 		i, found := slices.BinarySearchFunc(luns, c.LUN, func(e lunEntry, l uint16) int { return int(e.lun) - int(l) })
 		if found {
 			luns[i].lu.disconnect(t)
+			if was := luns[i].lu; c.LU != nil && was.v == c.LU.v && was.blockShift == c.LU.blockShift {
+				t.rename(was.disk(), c.LU.disk())
+			}
 			luns = slices.Delete(luns, i, i+1)
 		}
 		if c.LU != nil {

@@ -338,6 +338,7 @@ func (n *Nexus) Close(done func()) {
 	delete(t.nexuses, n)
 	places := n.places()
 	t.leave(n, places)
+	t.keepTaken(n.taken)
 	t.mu.Unlock()
 	m := &manager{by: n, done: func(TMFResponse) {
 		for _, i := range places {

@@ -122,7 +122,7 @@ func sense(t *testing.T, s *initiator.Session, lun int) int {
 // attentions takes the unit attentions that are pending.
 func attentions(t *testing.T, s *initiator.Session, lun int) string {
 	var all []string
-	for code := sense(t, s, lun); code != 0; code = sense(t, s, lun) {
+	for code := sense(t, s, lun); code>>16 == 6; code = sense(t, s, lun) {
 		all = append(all, fmt.Sprintf("%05x", code))
 	}
 	return strings.Join(all, " ")
@@ -197,6 +197,42 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 	close(stop)
 	load.Wait()
+}
+
+// What a host means for one disk does not reach another that comes to its LUN, over the same session or when it logs in again, until it has asked
+// which disk is there.
+func TestApplyAnotherDisk(t *testing.T) {
+	r := serve(t, before)
+	u := initiator.URL{Address: r.Addrs()[0].String(), Target: iqn + "a", LUN: -1}
+	isid := initiator.RandomISID()
+	login := func() *initiator.Session {
+		s, err := initiator.Dial(t.Context(), u, initiator.Options{ISID: isid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	s := login()
+	r.apply(strings.Replace(before, "0: d, 1: e", "0: e, 1: e", 1))
+	for _, next := range []func() *initiator.Session{func() *initiator.Session { return s }, login} {
+		s = next()
+		for range 8 {
+			c := &initiator.Command{CDB: []byte{0x2a, 8: 1, 9: 0}, Out: bytes.Repeat([]byte{0x5a}, 512), Attentions: 8}
+			if failed, ok := errors.AsType[*initiator.StatusError](s.Do(t.Context(), c)); !ok || failed.ASC != 0x25 {
+				t.Errorf("WRITE: %v", failed)
+			}
+		}
+	}
+	got := make([]byte, 512)
+	e := unit(t, s, 0)
+	if _, err := e.ReadAt(got, 0); err != nil || slices.Contains(got, 0x5a) {
+		t.Errorf("the other disk has % x, %v", got[:4], err)
+	}
+	r.apply(before)
+	if err := e.Check(t.Context()); !strings.Contains(fmt.Sprint(err), "another disk") {
+		t.Errorf("who looks is told %v", err)
+	}
 }
 
 // Targets come and go, and rules of access change; sessions that they do not concern go on.
