@@ -33,7 +33,7 @@ portals:
   - {listen: $PORTAL}
   - {transport: iwarp, listen: $PORTAL2, serve: partitions, clients: {owner: "the secret of the owner"}}
 management: {socket: $DIR/socket}
-limits: {connections: 400, memory: 256MiB}
+limits: {connections: 400, memory: 256MiB, memory_per_connection: 8MiB} # 64 MiB for those that attack at a time
 `)
 	raiseDescriptors(t, 2000)
 	w := d.watch()
