@@ -14,6 +14,17 @@ import (
 	"oneshot/test/targettest"
 )
 
+// withOther is the configuration with a store that a reload can put in the place of another one.
+var withOther = strings.Replace(config, "stores:\n", "stores:\n  other: {type: memory, size: 64MiB}\n", 1)
+
+// reload has the target show other LUNs.
+func reload(t *testing.T, tg *targettest.Target, luns string) {
+	t.Helper()
+	tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", luns)
+	check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
+	tg.WaitLog(t.Context(), "configuration read again")
+}
+
 // A reload can put another store in the place of a disk that is being copied to. Who writes is told, and not that all is there.
 func TestOtherDisk(t *testing.T) {
 	for _, w := range ways {
@@ -23,17 +34,13 @@ func TestOtherDisk(t *testing.T) {
 		for name, luns := range map[string]string{"another store": "{0: other}", "other blocks": "{0: {store: disk, block_size: 4096}}"} {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
 				noLeaks(t)
-				tg := targettest.Start(t, strings.Replace(config, "stores:\n", "stores:\n  other: {type: memory, size: 64MiB}\n", 1))
+				tg := targettest.Start(t, withOther)
 				s := w.dial(t, tg)
 				l, err := s.LU(t.Context(), 0)
 				check(t, err)
 				const size = 8 << 20
-				half := func() { // the data end here, and go on when the target has another disk
-					tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", luns)
-					check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
-					tg.WaitLog(t.Context(), "configuration read again")
-				}
-				data := io.MultiReader(bytes.NewReader(pattern(size, 1)), &then{half, bytes.NewReader(pattern(size, 2))})
+				// The data end, and go on when the target has another disk.
+				data := io.MultiReader(bytes.NewReader(pattern(size, 1)), &then{func() { reload(t, tg, luns) }, bytes.NewReader(pattern(size, 2))})
 				_, err = l.CopyFrom(t.Context(), data, 0, nil)
 				if err == nil {
 					err = l.Flush(t.Context())
@@ -76,13 +83,11 @@ func TestOtherDiskToldToOthers(t *testing.T) {
 		} {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
 				noLeaks(t)
-				tg := targettest.Start(t, strings.Replace(config, "stores:\n", "stores:\n  other: {type: memory, size: 64MiB}\n", 1))
+				tg := targettest.Start(t, withOther)
 				s := w.dial(t, tg)
 				l, err := s.LU(t.Context(), 0)
 				check(t, err)
-				tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", "{0: other}")
-				check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
-				tg.WaitLog(t.Context(), "configuration read again")
+				reload(t, tg, "{0: other}")
 				check(t, ask(s))
 				if _, err = l.WriteAt(pattern(512, 1), 0); err == nil || !strings.Contains(err.Error(), "another disk") {
 					t.Errorf("a write ends with %v", err)
@@ -123,12 +128,7 @@ func TestOtherLUNs(t *testing.T) {
 			check(t, err)
 			const size = 4 << 20
 			want := pattern(2*size, 1)
-			reload := func() {
-				tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", "{0: disk}")
-				check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
-				tg.WaitLog(t.Context(), "configuration read again")
-			}
-			data := io.MultiReader(bytes.NewReader(want[:size]), &then{reload, bytes.NewReader(want[size:])})
+			data := io.MultiReader(bytes.NewReader(want[:size]), &then{func() { reload(t, tg, "{0: disk}") }, bytes.NewReader(want[size:])})
 			_, err = l.CopyFrom(t.Context(), data, 0, nil)
 			check(t, err)
 			check(t, l.Flush(t.Context()))

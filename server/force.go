@@ -369,7 +369,10 @@ func (f *Force) order(m *ForcedMirror) error {
 // doMirror begins a lineage of one mirror.
 func (f *Force) doMirror(ctx context.Context) error {
 	m := &f.Mirrors[0]
-	if err := errors.Join(m.lengthen(), f.order(m)); err != nil {
+	if err := m.lengthen(); err != nil {
+		return err
+	}
+	if err := f.order(m); err != nil {
 		return err
 	}
 	return f.inCluster(ctx, func(ctx context.Context, n *quorum.Node) error {

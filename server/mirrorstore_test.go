@@ -56,14 +56,17 @@ func TestBeginsWithASmallCopy(t *testing.T) {
 	}
 }
 
+// ordinaryIn has node a alone serve an ordinary store in the place of the mirror of mirrorOn.
+func ordinaryIn(text, store string) string {
+	return strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", store, "{iqn:", "{node: a, iqn:").Replace(text)
+}
+
 // TestCopyIsNoOrdinaryStore: the disk of a copy is not written to past its mirror, which would not notice when it is in the configuration again.
 func TestCopyIsNoOrdinaryStore(t *testing.T) {
 	text, on := mirrorOn(t)
 	s := newServer(t, on(text))
 	primary(t, s)
-	as := func(store string) *config.Config {
-		return on(strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", store, "{iqn:", "{node: a, iqn:").Replace(text))
-	}
+	as := func(store string) *config.Config { return on(ordinaryIn(text, store)) }
 	written := as("{type: file, path: a.img, node: a}")
 	if _, err := s.Apply(as("{type: memory, size: 16MiB, node: a}")); err != nil {
 		t.Fatal(err)
@@ -167,7 +170,7 @@ func TestCopyOfOlderKernel(t *testing.T) {
 		keeps(older)
 
 		fileStore.open = open
-		ordinary := strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "{type: file, path: a.img, node: a}", "{iqn:", "{node: a, iqn:").Replace(text)
+		ordinary := ordinaryIn(text, "{type: file, path: a.img, node: a}")
 		renamed := strings.NewReplacer("{d: ", "{e: ", "0: d", "0: e").Replace(text)
 		for text, why := range map[string]string{ordinary: "it is the copy of the mirror d", renamed: "the copy belongs to the mirror d"} {
 			if s, err := New(on(text), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
@@ -261,7 +264,7 @@ func TestStatusOfDiskThatFails(t *testing.T) {
 func TestInherits(t *testing.T) {
 	text, on := mirrorOn(t)
 	text += "state: kept\n"
-	ordinary := on(strings.NewReplacer("{type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}", "{type: file, path: a.img, size: 16MiB, node: a}", "{iqn:", "{node: a, iqn:").Replace(text))
+	ordinary := on(ordinaryIn(text, "{type: file, path: a.img, size: 16MiB, node: a}"))
 	name := ""
 	kept := func(s *Server) access.State {
 		for _, open := range s.units.stores {

@@ -19,13 +19,15 @@ func TestPowerCutUnderWrites(t *testing.T) {
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]
 		r := rand.New(rand.NewPCG(seed, 0))
-		workers, end := l.hosts(r, 5*time.Millisecond, func(i int) (blocks []int64) {
+		workers, steps, end := l.hosts(r, 5*time.Millisecond, func(i int) (blocks []int64) {
 			for off := int64(i) * workBlock; off < testSize; off += 4 * workBlock {
 				blocks = append(blocks, off)
 			}
 			return blocks
 		})
-		time.Sleep(time.Second)
+		for range 1000 {
+			<-steps
+		}
 		a.cutPower(r, 0.5)
 		l.alone(b)
 		end()

@@ -135,7 +135,7 @@ func runModel(t *testing.T, nodes int, device func() (rdma.Device, string), r *r
 	l.flips = r.IntN(2) == 0
 	l.seed = r.Uint64()
 	l.begin()
-	workers, end := l.hosts(r, time.Duration(rounds.Of(5, 20))*time.Millisecond, func(i int) (blocks []int64) {
+	workers, _, end := l.hosts(r, time.Duration(rounds.Of(5, 20))*time.Millisecond, func(i int) (blocks []int64) {
 		for b := range int64(6) {
 			blocks = append(blocks, b*64<<10+int64(i)*workBlock)
 		}
@@ -177,9 +177,9 @@ func runModel(t *testing.T, nodes int, device func() (rdma.Device, string), r *r
 	}
 }
 
-// hosts lets four hosts work on blocks of their own, with pauses of up to most, and returns what ends them.
-func (l *lab) hosts(r *rand.Rand, most time.Duration, blocksOf func(host int) []int64) (workers []*worker, end func()) {
-	stop := make(chan struct{})
+// hosts lets four hosts work on blocks of their own, with pauses of up to most, and returns what tells of their steps whoever waits for one, and what ends them.
+func (l *lab) hosts(r *rand.Rand, most time.Duration, blocksOf func(host int) []int64) (workers []*worker, steps <-chan struct{}, end func()) {
+	stop, did := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	values := &counter{}
 	for i := range 4 {
@@ -199,10 +199,14 @@ func (l *lab) hosts(r *rand.Rand, most time.Duration, blocksOf func(host int) []
 					l.t.Errorf("%v", err)
 					return
 				}
+				select {
+				case did <- struct{}{}:
+				default:
+				}
 			}
 		})
 	}
-	return workers, func() {
+	return workers, did, func() {
 		close(stop)
 		wg.Wait()
 	}

@@ -251,7 +251,7 @@ func TestDiskOfOlderKernel(t *testing.T) {
 		goesOn("newer", []whole{{8192, stale}}, "newest", "newer")
 		l.expect(n, 8192, stale)
 		restart("", nil, "newer")
-		time.Sleep(time.Minute)
+		synctest.Wait()
 		if d := n.doubt(); d == nil || *d != (Doubt{Was: "newest", Found: "newer"}) {
 			t.Errorf("with an older kernel, which does not tell the name that was kept, the status says %+v of the disk", d)
 		}

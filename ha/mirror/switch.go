@@ -176,7 +176,10 @@ func (m *Mirror) HandOver() {
 	for errors.Is(err, ErrCannotTake) && m.awaitOrder(ctx) {
 		to, err = m.SwitchToOneOf(ctx, s.View.InSync&s.Connected)
 	}
-	if _, moved := errors.AsType[*backend.MovedError](err); err != nil && !moved {
+	if _, moved := errors.AsType[*backend.MovedError](err); moved { // by that order
+		s, _ = m.Status()
+		to = s.View.Primary
+	} else if err != nil {
 		return // this one ends all the same
 	}
 	m.push(item{call: func() {

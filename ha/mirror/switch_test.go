@@ -141,7 +141,7 @@ func TestConnectsAgainAtOnce(t *testing.T) {
 		l.begin()
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]
-		time.Sleep(dialAgain) // a connection that is younger than that may wait; the time is the bubble's
+		l.steady() // a connection that is younger than dialAgain may wait
 		began := time.Now()
 		if err := a.mirror.SwitchTo(t.Context(), b.id); err != nil {
 			t.Fatal(err)
